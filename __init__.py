@@ -1,0 +1,1 @@
+"""Declarative, explainable dispatch from compressed-tensors checkpoints to schemes and kernels."""

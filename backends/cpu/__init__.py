@@ -1,0 +1,1 @@
+"""Kernels on torch's own CPU ops."""

@@ -1,0 +1,1 @@
+"""What the adapters of inference engines have in common."""

@@ -1,0 +1,1 @@
+"""Plain torch formulas that schemes and backends share."""

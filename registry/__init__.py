@@ -1,0 +1,1 @@
+"""What a checkpoint says and what it means: pure Python, never imports torch."""

@@ -1,0 +1,1 @@
+"""Predicates, rules and the compiled dispatcher."""

@@ -1,0 +1,1 @@
+"""One file a scheme family: stored tensors, post-load conversion, reference numerics."""

@@ -1,0 +1,1 @@
+"""What plugin authors import to test their rules, schemes and kernels."""
