@@ -1,0 +1,121 @@
+"""Data-free round-to-nearest quantization, with compressed-tensors doing all that decides how tensors are stored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .legacy import column_order, rewrite_checkpoint
+from .quiet import quiet
+from .variants import Variant
+
+
+def quantize_and_save(
+    model: nn.Module, variant: Variant, folder: Path, calibration: Tensor | None = None, **save: Any
+) -> None:
+    """Quantize `model` in place and write a compressed-tensors checkpoint into `folder`.
+
+    `calibration` holds token ids [batch, tokens]; only static input scales are taken from it. `save` goes to
+    `save_pretrained` (for example `max_shard_size`).
+    """
+    # Heavy, and its import sets up logging: only who makes a checkpoint pays for it.
+    from compressed_tensors.compressors import ModelCompressor
+    from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
+
+    ranges = _input_ranges(model, calibration) if variant.needs_calibration else {}
+    groups = {
+        f"group_{index}": {
+            "targets": list(group.targets),
+            "weights": group.weights,
+            "input_activations": group.inputs,
+            **({"format": group.format} if group.format else {}),
+        }
+        for index, group in enumerate(variant.groups)
+    }
+    with quiet():
+        config = QuantizationConfig(
+            config_groups=groups,
+            ignore=list(variant.ignore),
+            quantization_status=QuantizationStatus.INITIALIZED,
+        )
+        apply_quantization_config(model, config, show_progress=False)
+        for name, module in model.named_modules():
+            if getattr(module, "quantization_scheme", None) is not None:
+                if variant.rewrite == "g_idx":
+                    module.weight.data = module.weight.data[:, column_order(module.weight.shape[1])].contiguous()
+                _set_qparams(module, ranges.get(name))
+        compressor = ModelCompressor.from_pretrained_model(model)
+        compressor.compress_model(model)
+        model.save_pretrained(folder, **save)  # type: ignore[operator]
+        compressor.update_config(str(folder))
+    if variant.rewrite:
+        rewrite_checkpoint(folder, variant.rewrite)
+
+
+def _set_qparams(module: nn.Module, input_range: tuple[Tensor, Tensor] | None) -> None:
+    from compressed_tensors.quantization.utils import calculate_qparams
+
+    scheme = module.quantization_scheme
+    low, high = _weight_range(module.weight.detach().float(), scheme.weights)  # type: ignore[operator, union-attr]
+    _store(module, "weight", *calculate_qparams(low, high, scheme.weights))  # type: ignore[union-attr]
+    inputs = scheme.input_activations  # type: ignore[union-attr]
+    if inputs is not None and inputs.dynamic is False:
+        if input_range is None:
+            raise ValueError("static input scales need a calibration text")
+        _store(module, "input", *calculate_qparams(*input_range, inputs))
+
+
+def _store(module: nn.Module, name: str, scale: Tensor, zero_point: Tensor) -> None:
+    for suffix, value in (("scale", scale), ("zero_point", zero_point)):
+        parameter = getattr(module, f"{name}_{suffix}", None)
+        if parameter is not None:
+            parameter.data.copy_(value.reshape(parameter.shape))
+
+
+def _weight_range(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
+    """Least and greatest value of each part of `weight` [N, K] that shares a scale, in the shape of the scale."""
+    strategy = str(getattr(args.strategy, "value", args.strategy))
+    if strategy == "tensor":
+        parts = weight.reshape(1, -1)
+    elif strategy == "channel":
+        parts = weight.unsqueeze(1)
+    elif strategy == "group":
+        parts = weight.unflatten(-1, (-1, args.group_size))
+    elif strategy == "block":
+        rows, columns = args.block_structure
+        padding = (0, -weight.shape[1] % columns, 0, -weight.shape[0] % rows)
+        padded = nn.functional.pad(weight, padding)
+        parts = padded.unflatten(0, (-1, rows)).unflatten(-1, (-1, columns)).transpose(1, 2).flatten(2)
+    else:
+        raise ValueError(f"no round-to-nearest for the weight strategy {strategy!r}")
+    return parts.amin(-1), parts.amax(-1)
+
+
+def _input_ranges(model: nn.Module, calibration: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
+    """Least and greatest input of each linear layer over the calibration tokens."""
+    if calibration is None:
+        raise ValueError("static input scales need a calibration text")
+    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+            low, high = args[0].float().aminmax()
+            ranges[name] = (low, high)
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(watch(name))
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+    ]
+    try:
+        with torch.inference_mode():
+            model(calibration)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {name: (low.clone(), high.clone()) for name, (low, high) in ranges.items()}
