@@ -1,1 +1,17 @@
-"""Predicates, rules and the compiled dispatcher."""
+"""Rules: :class:`Rule` itself, and the built-in rules as data, one file a family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from .rule import Rule
+
+__all__ = ["Rule", "builtin_rules"]
+
+
+def builtin_rules() -> Iterator[Rule]:
+    """The rules of this distribution."""
+    from . import dense, float8, int_activations, int_weights
+
+    for module in (dense, int_weights, int_activations, float8):
+        yield from module.RULES

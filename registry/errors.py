@@ -1,0 +1,117 @@
+"""The error types of the public contract.
+
+Every error is one line of text and carries the same facts as attributes, so that a caller can act on them and the
+command line can print them without a traceback. ``exit_code`` is what the command line returns: 1 when the input was
+understood but something in it does not resolve or contradicts itself, 2 when it could not be understood at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class QuantDispatchError(Exception):
+    """Base of all errors.
+
+    Attributes: ``message`` (what is wrong), ``layer`` (module name in the checkpoint), ``field`` (key path or tensor),
+    ``observed`` and ``required`` (values), ``remedy`` (what would help). Each but ``message`` may be ``None``.
+    """
+
+    exit_code = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        layer: str | None = None,
+        field: str | None = None,
+        observed: Any = None,
+        required: Any = None,
+        remedy: str | None = None,
+    ) -> None:
+        self.message = message
+        self.layer = layer
+        self.field = field
+        self.observed = observed
+        self.required = required
+        self.remedy = remedy
+        super().__init__(message)
+
+    def __str__(self) -> str:
+        text = " ".join(self.message.split())
+        if self.layer is not None and self.layer not in text:
+            text = f"{self.layer}: {text}"
+        parts = [text]
+        if self.field is not None and self.field not in text:
+            parts.append(f"field {self.field}")
+        if self.observed is not None:
+            parts.append(f"observed {_short(self.observed)}")
+        if self.required is not None:
+            parts.append(f"required {_short(self.required)}")
+        line = parts[0] + (f" ({', '.join(parts[1:])})" if len(parts) > 1 else "")
+        return f"{line}; {self.remedy}" if self.remedy else line
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (_rebuild, (type(self), dict(self.__dict__), self.args))
+
+    def to_json(self) -> dict[str, Any]:
+        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it."""
+        return {"type": type(self).__name__, "message": str(self), "nearest": [str(n) for n in getattr(self, "nearest", ())]}
+
+
+def _short(value: Any) -> str:
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= 200 else text[:197] + "..."
+
+
+def _rebuild(cls: type[QuantDispatchError], state: dict[str, Any], args: tuple[Any, ...]) -> QuantDispatchError:
+    error = cls.__new__(cls)
+    error.__dict__.update(state)
+    error.args = args
+    return error
+
+
+class ConfigError(QuantDispatchError):
+    """The configuration is missing, malformed or foreign. ``field`` is the key path, e.g.
+    ``config_groups.group_0.weights.num_bits``."""
+
+    exit_code = 2
+
+
+class CheckpointError(QuantDispatchError):
+    """Stored tensors contradict the configuration: missing, left over, wrong shape or dtype, unusable values."""
+
+
+class UnreadableCheckpointError(CheckpointError):
+    """A file of the checkpoint is absent, truncated or not a safetensors file."""
+
+    exit_code = 2
+
+
+class NoSchemeFound(QuantDispatchError):
+    """No rule accepts a layer's quant args. ``nearest`` holds the closest rules with the fields that kept each out."""
+
+    def __init__(self, message: str, *, nearest: Iterable[Any] = (), **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.nearest = tuple(nearest)
+
+
+class NoKernelFound(QuantDispatchError):
+    """A scheme matched but no kernel is admissible. ``nearest`` holds each kernel's reason."""
+
+    def __init__(self, message: str, *, nearest: Iterable[Any] = (), **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.nearest = tuple(nearest)
+
+
+class PluginError(QuantDispatchError):
+    """A plugin cannot be imported, registers something invalid, or conflicts with another."""
+
+
+class PlanError(QuantDispatchError):
+    """One or more layers of a checkpoint do not resolve. ``errors`` holds every failure."""
+
+    def __init__(self, message: str, *, errors: Iterable[QuantDispatchError] = (), **facts: Any) -> None:
+        super().__init__(message, **facts)
+        self.errors = tuple(errors)

@@ -1,0 +1,41 @@
+"""The hooks a plugin implements, through pluggy, under the project name ``quantdispatch``.
+
+A plugin is a module (or object) named by an entry point of the group ``quantdispatch``. It may say for which version
+of this interface it was made: ``QUANTDISPATCH_API = 1``; without it, version 1 is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pluggy
+
+from .kernels import Backend, Kernel
+from .rules.rule import Rule
+
+PROJECT = "quantdispatch"
+API_VERSION = 1
+
+hookspec = pluggy.HookspecMarker(PROJECT)
+hookimpl = pluggy.HookimplMarker(PROJECT)
+
+
+@hookspec
+def quantdispatch_rules() -> Iterable[Rule]:  # type: ignore[empty-body]
+    """Yield the plugin's rules. A rule beats a built-in one where both match by naming it in ``overrides``."""
+
+
+@hookspec
+def quantdispatch_kernels() -> Iterable[Kernel]:  # type: ignore[empty-body]
+    """Yield the plugin's kernel records. Nothing heavy is imported here: targets are strings."""
+
+
+@hookspec
+def quantdispatch_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
+    """Yield the plugin's backends with their ranks (built in: ``cpu`` 100; undeclared: 50; ``reference`` always last)."""
+
+
+@hookspec
+def quantdispatch_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:  # type: ignore[empty-body]
+    """Rewrite a foreign ``quantization_config`` (the block itself) into ours, or return ``None`` when it is not yours."""

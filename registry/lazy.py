@@ -1,0 +1,17 @@
+"""``"module:attr"`` targets: named when something registers, imported when it is used."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from .errors import PluginError
+
+
+def load_target(target: str) -> Any:
+    """Import ``module`` and return ``attr`` of it. Raises ``PluginError`` naming the target when either is missing."""
+    module_name, _, attribute = target.partition(":")
+    try:
+        return getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise PluginError(f"cannot import {target}: {error}", field=target, remedy="see `quantdispatch doctor`") from error

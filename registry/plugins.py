@@ -1,0 +1,141 @@
+"""Collecting plugins: lazily, transactionally, and each for itself.
+
+A plugin that cannot be imported, was made for another interface, or registers something invalid is recorded, warned
+about once, and changes nothing else. With ``QUANTDISPATCH_STRICT=1`` it raises instead.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import pluggy
+
+from . import hookspecs
+from .errors import PluginError
+from .kernels import Backend, Kernel
+from .rules.rule import Rule
+
+ENTRY_POINTS = "quantdispatch"
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PluginStatus:
+    """One plugin as ``doctor`` shows it. ``state``: ``ok``, ``broken`` (registers nothing) or ``conflict`` (some
+    rules disabled); ``error`` says why."""
+
+    name: str
+    distribution: str
+    version: str
+    state: str = "ok"
+    error: str | None = None
+    rules: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {**self.__dict__, "rules": list(self.rules), "kernels": list(self.kernels)}
+
+
+@dataclass
+class Collected:
+    """Everything one plugin registers, validated, with its origin filled in."""
+
+    status: PluginStatus
+    rules: list[Rule] = field(default_factory=list)
+    kernels: list[Kernel] = field(default_factory=list)
+    backends: list[Backend] = field(default_factory=list)
+    rewrite: Callable[[Mapping[str, Any]], Mapping[str, Any] | None] | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a plugin comes from: a way to get the module, and the names to show."""
+
+    name: str
+    distribution: str
+    version: str
+    load: Callable[[], Any]
+
+
+def installed_plugins() -> list[Source]:
+    """Entry points of every installed distribution, by name; none is imported yet."""
+    sources = []
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        dist = point.dist
+        sources.append(
+            Source(point.name, dist.name if dist else "unknown", dist.version if dist else "unknown", point.load)
+        )
+    return sorted(sources, key=lambda s: (s.distribution, s.name))
+
+
+def collect(source: Source) -> Collected:
+    """Import one plugin and take all it registers, or nothing of it. Never raises, unless strict."""
+    status = PluginStatus(source.name, source.distribution, source.version)
+    try:
+        return _collect(source, status)
+    except Exception as error:  # whatever a stranger's module raises must not touch anyone else
+        reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
+        reason = " ".join(reason.split())
+        if os.environ.get("QUANTDISPATCH_STRICT") == "1":
+            raise PluginError(
+                f"plugin {source.name} of {source.distribution} {source.version}: {reason}",
+                field=source.name,
+                remedy=f"fix it, or uninstall {source.distribution}",
+            ) from error
+        warnings.warn(
+            f"quantdispatch plugin {source.name} ({source.distribution} {source.version}) is left out: {reason}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return Collected(replace(status, state="broken", error=reason))
+
+
+def _collect(source: Source, status: PluginStatus) -> Collected:
+    module = source.load()
+    api = getattr(module, "QUANTDISPATCH_API", hookspecs.API_VERSION)
+    if api != hookspecs.API_VERSION:
+        raise PluginError(
+            f"made for plugin interface {api!r}, this is {hookspecs.API_VERSION}",
+            observed=api,
+            required=hookspecs.API_VERSION,
+            remedy="install a matching release of either",
+        )
+    manager = pluggy.PluginManager(hookspecs.PROJECT)
+    manager.add_hookspecs(hookspecs)
+    manager.register(module, source.name)
+    manager.check_pending()  # a hookimpl that no spec knows is a typing mistake, not an extension
+    hook = manager.hook
+    origin = {"distribution": source.distribution}
+    found = Collected(status)
+    found.rules = [
+        replace(rule, version=source.version, **origin) for rule in _items(hook.quantdispatch_rules(), Rule, "rule")
+    ]
+    found.kernels = [replace(k, **origin) for k in _items(hook.quantdispatch_kernels(), Kernel, "kernel")]
+    found.backends = _items(hook.quantdispatch_backends(), Backend, "backend")
+    if hook.quantdispatch_config.get_hookimpls():
+        found.rewrite = lambda config: next((r for r in hook.quantdispatch_config(config=config) if r is not None), None)
+    _check_names([r.name for r in found.rules], "rule")
+    _check_names([k.name for k in found.kernels], "kernel")
+    found.status = replace(
+        status, rules=tuple(r.name for r in found.rules), kernels=tuple(k.name for k in found.kernels)
+    )
+    return found
+
+
+def _items(results: list[Iterable[T]], kind: type[T], what: str) -> list[T]:
+    items = [item for result in results if result is not None for item in result]
+    for item in items:
+        if not isinstance(item, kind):
+            raise PluginError(f"registers {item!r} as a {what}", observed=type(item).__name__, required=kind.__name__)
+    return items
+
+
+def _check_names(names: list[str], what: str) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise PluginError(f"registers the {what} {', '.join(twice)} twice")

@@ -1,0 +1,194 @@
+"""The registry: every rule, kernel and plugin of this process, collected once and frozen."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from .. import __version__
+from .environment import Environment
+from .errors import PluginError
+from .facts import KernelSpec, LayerFacts
+from .kernels import BACKEND_RANKS, Kernel, Selection, ordered, select
+from .lazy import load_target
+from .plugins import Collected, PluginStatus, Source, collect, installed_plugins
+from .rules import Rule, builtin_rules
+from .scheme import Scheme
+from .table import Decision, RuleCandidate, RuleTable, find_cycle, shared_layer
+
+OWN = "quantdispatch"
+BUILTIN_KERNELS = ("quantdispatch.backends.cpu:kernels", "quantdispatch.backends.reference:kernels")
+
+
+@dataclass(frozen=True)
+class RegistryProblem:
+    """Something wrong among the plugins; the affected rules or kernels are out, everything else stands."""
+
+    code: str
+    message: str
+    distributions: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.message
+
+    def to_json(self) -> dict[str, Any]:
+        return {"code": self.code, "message": self.message, "distributions": list(self.distributions)}
+
+
+class Registry:
+    """Frozen rules and kernels. Build with :func:`build`; :func:`get_registry` holds the process's own."""
+
+    def __init__(
+        self,
+        table: RuleTable,
+        kernels: Iterable[Kernel],
+        plugins: Iterable[Collected] = (),
+        problems: Iterable[RegistryProblem] = (),
+        ranks: Mapping[str, int] = BACKEND_RANKS,
+    ) -> None:
+        self.rules = table
+        self.ranks = dict(ranks)
+        self.kernels = tuple(ordered(kernels, self.ranks))
+        self._collected = tuple(plugins)
+        self.plugins: tuple[PluginStatus, ...] = tuple(p.status for p in self._collected)
+        self.problems = tuple(problems)
+        self._selected: dict[tuple[KernelSpec, Environment, str | None, bool], Selection] = {}
+        self._schemes: dict[str, type[Scheme]] = {}
+
+    def resolve(self, facts: LayerFacts) -> Decision:
+        """The rule for one layer, with the trace of all rules."""
+        return self.rules.resolve(facts)
+
+    def nearest(self, facts: LayerFacts, n: int = 3) -> tuple[RuleCandidate, ...]:
+        """The ``n`` rules that come closest to a layer that none accepts."""
+        return self.rules.nearest(facts, n)
+
+    def scheme_class(self, rule: Rule) -> type[Scheme]:
+        """The scheme class of a rule, imported now. Raises ``PluginError`` when it is not one."""
+        if rule.scheme not in self._schemes:
+            scheme = load_target(rule.scheme)
+            if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
+                raise PluginError(
+                    f"rule {rule.name} of {rule.distribution} names {rule.scheme}, which is not a Scheme",
+                    field="scheme",
+                    observed=type(scheme).__name__,
+                )
+            self._schemes[rule.scheme] = scheme
+        return self._schemes[rule.scheme]
+
+    def select(
+        self, spec: KernelSpec, environment: Environment, backend: str | None = None, probe: bool = False
+    ) -> Selection:
+        """The kernel for a task in an environment. ``backend`` forces one; ``probe`` lets kernels try themselves.
+
+        Raises ``PluginError`` for a backend that nobody registers.
+        """
+        if backend is not None and backend not in {k.backend for k in self.kernels}:
+            known = sorted({k.backend for k in self.kernels})
+            raise PluginError(f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known))
+        key = (spec, environment, backend, probe)
+        if key not in self._selected:
+            self._selected[key] = select(spec, environment.facts, self.kernels, backend=backend, probe=probe)
+        return self._selected[key]
+
+    def rewrite_config(self, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
+        """Let plugins translate a foreign ``quantization_config``: the block to use, and the distribution that did it."""
+        for plugin in self._collected:
+            rewritten = plugin.rewrite(config) if plugin.rewrite is not None else None
+            if rewritten is not None:
+                return rewritten, plugin.status.distribution
+        return config, None
+
+
+def build(sources: Iterable[Source] = ()) -> Registry:
+    """Collect the built-in rules and kernels and every source, settle conflicts, freeze.
+
+    A conflict between two plugins disables both rules; between a plugin and a built-in rule, the plugin's.
+    """
+    own = [replace(rule, distribution=OWN, version=__version__) for rule in builtin_rules()]
+    kernels = [replace(k, distribution=OWN) for target in BUILTIN_KERNELS for k in load_target(target)()]
+    collected = sorted((collect(s) for s in sources), key=lambda c: (c.status.distribution, c.status.name))
+    rules, problems = _settle(own, [rule for plugin in collected for rule in plugin.rules])
+    kernels, clashes = _settle_kernels(kernels, [k for plugin in collected for k in plugin.kernels])
+    problems += clashes
+    problems += [
+        RegistryProblem("broken-plugin", f"{c.status.name}: {c.status.error}", (c.status.distribution,))
+        for c in collected
+        if c.status.state == "broken"
+    ]
+    conflicting = {d for p in problems if p.code != "broken-plugin" for d in p.distributions} - {OWN}
+    for plugin in collected:
+        if plugin.status.state == "ok" and plugin.status.distribution in conflicting:
+            text = "; ".join(p.message for p in problems if plugin.status.distribution in p.distributions)
+            plugin.status = replace(plugin.status, state="conflict", error=text)
+    declared = {b.name: b.rank for plugin in collected for b in plugin.backends if b.name not in BACKEND_RANKS}
+    return Registry(RuleTable.build(rules), kernels, collected, problems, {**declared, **BACKEND_RANKS})
+
+
+def _settle(own: list[Rule], foreign: list[Rule]) -> tuple[list[Rule], list[RegistryProblem]]:
+    """Built-in rules and those of plugins that can live together, and why the others are out."""
+    problems: list[RegistryProblem] = []
+    out: set[int] = set()
+    own_names = {r.name for r in own}
+
+    def drop(code: str, message: str, *rules: Rule) -> None:
+        problems.append(RegistryProblem(code, message, tuple(sorted({r.distribution for r in rules}))))
+        out.update(id(r) for r in rules)
+
+    for rule in foreign:
+        namesakes = [r for r in foreign if r.name == rule.name]
+        if rule.name in own_names:
+            drop("name-clash", f"rule {rule.name} of {rule.distribution} has the name of a built-in rule", rule)
+        elif len(namesakes) > 1 and id(rule) not in out:
+            places = ", ".join(f"{r.distribution} ({r.source})" for r in namesakes)
+            drop("name-clash", f"rule {rule.name} is registered by {places}: all of them are disabled", *namesakes)
+    names = own_names | {r.name for r in foreign if id(r) not in out}
+    for rule in [r for r in foreign if id(r) not in out]:
+        missing = [name for name in rule.overrides if name not in names]
+        if missing:
+            drop("unknown-override", f"rule {rule.name} of {rule.distribution} overrides unknown {', '.join(missing)}", rule)
+    while cycle := find_cycle({r.name: r.overrides for r in foreign if id(r) not in out}):
+        members = [r for r in foreign if r.name in cycle]
+        drop("override-cycle", f"overrides form a cycle: {' -> '.join(cycle)}; all of them are disabled", *members)
+    _drop_overlaps(own, foreign, out, problems, drop)
+    return own + [r for r in foreign if id(r) not in out], problems
+
+
+def _drop_overlaps(own: list[Rule], foreign: list[Rule], out: set[int], problems: Any, drop: Any) -> None:
+    # every pair is looked at before any is dropped, so the outcome does not depend on an order
+    found = []
+    alive = [r for r in foreign if id(r) not in out]
+    for index, rule in enumerate(alive):
+        for other in [*own, *alive[index + 1 :]]:
+            if other.name in rule.overrides or rule.name in other.overrides:
+                continue
+            layer = shared_layer(rule, other)
+            if layer is not None:
+                found.append((rule, other, layer))
+    for rule, other, layer in found:
+        sides = ", ".join(f"{s} {a.describe()}" for s in ("weights", "inputs") if (a := getattr(layer, s)) is not None)
+        both = f"{rule.name} ({rule.distribution}, {rule.source}) and {other.name} ({other.distribution}, {other.source})"
+        losers = (rule,) if other in own else (rule, other)
+        verb = f"{rule.name} is disabled" if len(losers) == 1 else "both are disabled"
+        drop("overlap", f"rules {both} both match {layer.kind}, format {layer.format}, {sides}: {verb}", *losers)
+
+
+def _settle_kernels(own: list[Kernel], foreign: list[Kernel]) -> tuple[list[Kernel], list[RegistryProblem]]:
+    """Kernels by unique name; a built-in name stays, two plugins' same name disables both."""
+    problems = []
+    own_names = {k.name for k in own}
+    names = [k.name for k in foreign]
+    kept = [k for k in foreign if k.name not in own_names and names.count(k.name) == 1]
+    for name in sorted(set(names)):
+        if name in own_names or names.count(name) > 1:
+            dists = tuple(sorted({k.distribution for k in foreign if k.name == name}))
+            problems.append(RegistryProblem("name-clash", f"kernel {name} of {', '.join(dists)} is disabled: the name is taken", dists))
+    return own + kept, problems
+
+
+@cache
+def get_registry() -> Registry:
+    """The registry of this process, with every installed plugin. ``get_registry.cache_clear()`` collects anew."""
+    return build(installed_plugins())

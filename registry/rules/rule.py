@@ -1,0 +1,80 @@
+"""A rule: a named predicate over one layer's facts, and the scheme it resolves to."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..predicates import Predicate, When, union
+
+_OWN = __name__.partition(".")[0]
+_TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``when`` the facts match, the layer's scheme is ``scheme`` (``"module:attr"``, imported only when used).
+
+    ``overrides``: names of rules that this one beats where both match; nothing else decides between two rules.
+    ``equivalents``: engine to the class names of its schemes with the same numeric contract; ``differs``: engine that
+    accepts these args and computes something else, to the reason. ``distribution``, ``version`` and ``source`` say
+    where the rule comes from; the last is found by itself, the others are filled in when plugins are collected.
+    """
+
+    name: str
+    when: Predicate | Iterable[When]
+    scheme: str
+    overrides: tuple[str, ...] = ()
+    summary: str = ""
+    equivalents: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
+    differs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    distribution: str = field(default="", compare=False)
+    version: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise TypeError(f"a rule's name is a non-empty string, not {self.name!r}")
+        if not isinstance(self.scheme, str) or not _TARGET.fullmatch(self.scheme):
+            raise TypeError(f"rule {self.name}: scheme is 'module:attr', not {self.scheme!r}")
+        if isinstance(self.overrides, str):
+            raise TypeError(f"rule {self.name}: overrides is a tuple of rule names, not one string")
+        object.__setattr__(self, "overrides", tuple(self.overrides))
+        object.__setattr__(self, "when", union(self.when, When))
+        if not self.source:
+            object.__setattr__(self, "source", _caller())
+
+    @property
+    def predicate(self) -> Predicate:
+        assert isinstance(self.when, Predicate)
+        return self.when
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "scheme": self.scheme,
+            "when": [box.to_json() for box in self.predicate.boxes],
+            "overrides": list(self.overrides),
+            "summary": self.summary,
+            "equivalents": {k: list(v) for k, v in self.equivalents.items()},
+            "differs": dict(self.differs),
+            "distribution": self.distribution,
+            "version": self.version,
+            "source": self.source,
+        }
+
+
+def _caller() -> str:
+    """``file:line`` of the code that wrote the rule, the file relative to its top package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and (frame.f_code.co_filename in (__file__, "<string>")):
+        frame = frame.f_back
+    path = Path(frame.f_code.co_filename)
+    package = str(frame.f_globals.get("__package__") or "").split(".")
+    # The repository root is our own top package, whatever its folder is called; a plugin's folder carries its name.
+    depth = len(package) if package[0] == _OWN else len([p for p in package if p]) + 1
+    return f"{'/'.join(path.parts[-depth:])}:{frame.f_lineno}"

@@ -1,0 +1,226 @@
+"""The rule table: all rules collected, checked for conflicts, frozen, and compiled for look-up.
+
+Nothing depends on the order of registration. Two rules that both match some legal layer must say who wins through
+``overrides``; otherwise the table refuses with a witness.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .domains import Domain
+from .errors import PluginError
+from .facts import LayerFacts
+from .legal import witness
+from .predicates import Box, Mismatch
+from .rules.rule import Rule
+from .values import ABSENT
+
+
+@dataclass(frozen=True)
+class RuleCandidate:
+    """One rule's answer for one layer: accepted, or the mismatching fields of its closest box, or who overrides it."""
+
+    rule: Rule
+    accepted: bool
+    mismatches: tuple[Mismatch, ...] = ()
+    overridden_by: str | None = None
+
+    def __str__(self) -> str:
+        if self.overridden_by:
+            return f"{self.rule.name}: overridden by {self.overridden_by}"
+        return f"{self.rule.name}: {'; '.join(map(str, self.mismatches)) or 'accepted'}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rule": self.rule.name,
+            "accepted": self.accepted,
+            "mismatches": [m.to_json() for m in self.mismatches],
+            "overridden_by": self.overridden_by,
+        }
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The rule for one layer, or ``None``, and what every rule said."""
+
+    rule: Rule | None
+    trace: tuple[RuleCandidate, ...]
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Two rules that match one legal layer without saying who wins."""
+
+    first: Rule
+    second: Rule
+    witness: LayerFacts
+
+    def __str__(self) -> str:
+        names = " and ".join(f"{r.name} ({r.distribution or 'unknown'}, {r.source})" for r in (self.first, self.second))
+        args = self.witness
+        sides = ", ".join(
+            f"{side} {getattr(args, side).describe()}" for side in ("weights", "inputs", "outputs") if getattr(args, side)
+        )
+        return f"{names} both match {args.kind}, format {args.format}, {sides or 'nothing quantized'}"
+
+
+class RuleTable:
+    """Frozen rules. Build through :meth:`build`, which raises on any conflict."""
+
+    def __init__(self, rules: Iterable[Rule]) -> None:
+        self.rules = tuple(sorted(rules, key=lambda r: r.name))
+        self._beaten_by = {r.name: {o.name for o in self.rules if r.name in o.overrides} for r in self.rules}
+        self._boxes = [(index, box) for index, rule in enumerate(self.rules) for box in rule.predicate.boxes]
+        self._tests: dict[str, list[tuple[int, Domain]]] = {}
+        for bit, (_, box) in enumerate(self._boxes):
+            for name, wanted in box.fields:
+                self._tests.setdefault(name, []).append((bit, wanted))
+        self._masks: dict[tuple[str, type, Any], int] = {}
+        self._decided: dict[LayerFacts, Decision] = {}
+
+    @classmethod
+    def build(cls, rules: Iterable[Rule]) -> RuleTable:
+        """A table of ``rules``. Raises ``PluginError`` for a name given twice, a bad override, or an undeclared overlap."""
+        rules = list(rules)
+        for problem in [*name_clashes(rules), *override_faults(rules)]:
+            raise PluginError(problem)
+        for overlap in overlaps(rules):
+            raise PluginError(f"undeclared overlap: {overlap}", remedy=f"let one of them say overrides=({overlap.first.name!r},)")
+        return cls(rules)
+
+    def resolve(self, facts: LayerFacts) -> Decision:
+        """The rule that matches ``facts``. Signatures are few and layers many, so decisions are remembered."""
+        decision = self._decided.get(facts)
+        if decision is None:
+            decision = self._decided[facts] = self._decide(facts)
+        return decision
+
+    def _matching(self, flat: Mapping[str, Any]) -> set[int]:
+        mask = (1 << len(self._boxes)) - 1
+        for name, tests in self._tests.items():
+            mask &= self._mask(name, flat.get(name, ABSENT), tests)
+            if not mask:
+                break
+        return {self._boxes[bit][0] for bit in range(len(self._boxes)) if mask >> bit & 1}
+
+    def _mask(self, name: str, value: Any, tests: list[tuple[int, Domain]]) -> int:
+        """The boxes that admit ``value`` in this field; boxes that do not test the field admit anything."""
+        key = (name, type(value), value)
+        mask = self._masks.get(key)
+        if mask is None:
+            mask = (1 << len(self._boxes)) - 1
+            for bit, wanted in tests:
+                if value not in wanted:
+                    mask &= ~(1 << bit)
+            self._masks[key] = mask
+        return mask
+
+    def _decide(self, facts: LayerFacts) -> Decision:
+        matching = {self.rules[index].name for index in self._matching(facts.flat)}
+        winners = [name for name in sorted(matching) if not self._beaten_by[name] & matching]
+        if len(winners) > 1:
+            # the overlap analysis gave up on this pair (see legal.witness): the decision must not hang on luck
+            raise PluginError(f"rules {', '.join(winners)} all match and none overrides the others")
+        trace = []
+        for rule in self.rules:
+            if rule.name in matching:
+                beaten = sorted(self._beaten_by[rule.name] & matching)
+                trace.append(RuleCandidate(rule, not beaten, overridden_by=beaten[0] if beaten else None))
+            else:
+                trace.append(RuleCandidate(rule, False, rule.predicate.test(facts.flat).mismatches))
+        trace.sort(key=lambda c: (not c.accepted, *distance(c)))
+        return Decision(next((c.rule for c in trace if c.accepted), None), tuple(trace))
+
+    def nearest(self, facts: LayerFacts, n: int = 3) -> tuple[RuleCandidate, ...]:
+        """The ``n`` rules closest to matching, nearest first."""
+        return tuple(c for c in self.resolve(facts).trace if not c.accepted)[:n]
+
+
+#: How far a mismatch puts a rule off: what a layer is weighs more than how finely it was quantized.
+_WEIGHTS = {
+    **{"weights": 40, "weights.type": 30, "inputs": 12, "outputs": 12, "inputs.type": 10, "kind": 9},
+    **{"weights.num_bits": 8, "weights.strategy": 7, "format": 6, "inputs.num_bits": 6, "inputs.strategy": 5},
+}
+
+
+def distance(candidate: RuleCandidate) -> tuple[int, int, str]:
+    """Sort key of nearness: weighted mismatches, their count, the name."""
+    mismatches = candidate.mismatches
+    return (sum(_WEIGHTS.get(m.field, 3) for m in mismatches), len(mismatches), candidate.rule.name)
+
+
+def name_clashes(rules: Iterable[Rule]) -> list[str]:
+    """Names that stand for two different rules; the same rule twice is no clash."""
+    seen: dict[str, Rule] = {}
+    clashes = []
+    for rule in rules:
+        other = seen.setdefault(rule.name, rule)
+        if other is not rule:
+            clashes.append(f"rule {rule.name} is registered twice: {other.distribution} and {rule.distribution}")
+    return clashes
+
+
+def override_faults(rules: Iterable[Rule]) -> list[str]:
+    """Overrides that name no rule, and cycles among them."""
+    rules = list(rules)
+    names = {rule.name for rule in rules}
+    faults = [
+        f"rule {rule.name} ({rule.distribution}) overrides {name!r}, which is not registered"
+        for rule in rules
+        for name in rule.overrides
+        if name not in names
+    ]
+    graph = {rule.name: [n for n in rule.overrides if n in names] for rule in rules}
+    cycle = find_cycle(graph)
+    if cycle:
+        faults.append(f"overrides form a cycle: {' -> '.join(cycle)}")
+    return faults
+
+
+def find_cycle(graph: Mapping[str, Iterable[str]]) -> list[str] | None:
+    """One cycle of the override relation, first name repeated at the end, or ``None``."""
+    done: set[str] = set()
+    for start in sorted(graph):
+        path: list[str] = []
+        stack: list[tuple[str, bool]] = [(start, False)]
+        while stack:
+            name, leaving = stack.pop()
+            if leaving:
+                path.pop()
+                done.add(name)
+            elif name in path:
+                return [*path[path.index(name) :], name]
+            elif name not in done:
+                path.append(name)
+                stack.append((name, True))
+                stack.extend((other, False) for other in graph.get(name, ()))
+    return None
+
+
+def overlaps(rules: Iterable[Rule]) -> list[Overlap]:
+    """Pairs that match one legal layer with different outcomes and no override between them."""
+    ordered = sorted(rules, key=lambda r: r.name)
+    found = []
+    for index, first in enumerate(ordered):
+        for second in ordered[index + 1 :]:
+            if second.name in first.overrides or first.name in second.overrides:
+                continue
+            facts = shared_layer(first, second)
+            if facts is not None:
+                found.append(Overlap(first, second, facts))
+    return found
+
+
+def shared_layer(first: Rule, second: Rule) -> LayerFacts | None:
+    """A legal layer that both rules match, or ``None``."""
+    for one in first.predicate.boxes:
+        for other in second.predicate.boxes:
+            both: Box = one & other
+            if not both.empty:
+                facts = witness(both)
+                if facts is not None:
+                    return facts
+    return None
