@@ -1,0 +1,7 @@
+"""``python -m quantdispatch.cli``."""
+
+import sys
+
+from .app import main
+
+sys.exit(main())

@@ -1,0 +1,204 @@
+"""The ``quantdispatch`` command: arguments, exit codes, and errors as one line.
+
+Exit codes: 0 everything resolves; 1 something does not, or tensors contradict the plan; 2 the input or the usage is
+wrong; 130 interrupted; 141 nobody reads the output any more. Standard output carries the answer only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..registry.errors import PlanError, QuantDispatchError
+
+app = typer.Typer(
+    name="quantdispatch",
+    help="Shows how a compressed-tensors checkpoint resolves to schemes and kernels, and runs it.",
+    # rich's help and tracebacks would cost every command a fifth of a second
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_DEVICE = typer.Option("cpu", "--device", metavar="D", help="cpu, cuda (the one present), cuda:sm90, rocm:gfx942, ...")
+_JSON = typer.Option(False, "--json", help="One JSON document on standard output.")
+_BACKEND = typer.Option(None, "--backend", metavar="B", help="Use this backend's kernels only.")
+_SOURCE = typer.Argument(..., metavar="SOURCE", help="A checkpoint folder, a config.json, or a hub id.")
+_PATH = typer.Argument(..., metavar="PATH", help="A checkpoint folder.")
+
+
+@app.callback(invoke_without_command=True)
+def _main(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    debug: bool = typer.Option(False, "--debug", help="Show tracebacks (also QUANTDISPATCH_DEBUG=1)."),
+) -> None:
+    if debug:
+        os.environ["QUANTDISPATCH_DEBUG"] = "1"
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"quantdispatch {installed('quantdispatch')}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(2)
+
+
+@app.command()
+def explain(
+    source: str = _SOURCE,
+    device: str = _DEVICE,
+    layer: str | None = typer.Option(None, "--layer", metavar="NAME", help="One layer in full, with every rule's answer."),
+    module: list[str] = typer.Option(
+        [], "--module", metavar="NAME=CLASS", help="A module and its class (or CLASS,BASE,... as in its MRO); repeatable."
+    ),
+    why_not: str | None = typer.Option(None, "--why-not", metavar="BACKEND", help="Why this backend was not chosen."),
+    meta: bool = typer.Option(False, "--meta", help="Build the transformers model on meta for names and classes."),
+    as_json: bool = _JSON,
+) -> None:
+    """Which rule, scheme and kernel each layer gets, and why."""
+    from .explain import explain_command
+
+    raise typer.Exit(
+        explain_command(
+            source, device=device, layer=layer, modules=_modules(module), why_not=why_not, meta=meta, as_json=as_json
+        )
+    )
+
+
+@app.command()
+def run(
+    path: Path = _PATH,
+    prompt: str = typer.Option(..., "--prompt", metavar="TEXT", help="What to answer."),
+    max_new_tokens: int = typer.Option(64, "--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens."),
+    backend: str | None = _BACKEND,
+    device: str = _DEVICE,
+    as_json: bool = _JSON,
+) -> None:
+    """Answer a prompt with the packed model. The answer goes to standard output, figures to standard error."""
+    from .run import run_command
+
+    raise typer.Exit(run_command(path, prompt, max_new_tokens, backend=backend, device=device, as_json=as_json))
+
+
+@app.command()
+def verify(
+    path: Path = _PATH,
+    backend: str | None = _BACKEND,
+    device: str = _DEVICE,
+    as_json: bool = _JSON,
+) -> None:
+    """Each layer's kernel against compressed-tensors' decompression of its weight, worst error first."""
+    from .verify import verify_command
+
+    raise typer.Exit(verify_command(path, backend=backend, device=device, as_json=as_json))
+
+
+@app.command()
+def rules(
+    check: bool = typer.Option(False, "--check", help="Static checks of all installed rules and plugins together."),
+    coverage: bool = typer.Option(False, "--coverage", help="Scheme and kernels for each preset of compressed-tensors."),
+    as_json: bool = _JSON,
+) -> None:
+    """The installed rules: names, schemes, conditions, and where they come from."""
+    from .rules import rules_command
+
+    if check and coverage:
+        raise typer.BadParameter("--check and --coverage are two reports; ask for one of them")
+    raise typer.Exit(rules_command(check=check, coverage=coverage, as_json=as_json))
+
+
+@app.command()
+def doctor(as_json: bool = _JSON) -> None:
+    """Versions, device, plugins, and what is missing."""
+    from .doctor import doctor_command
+
+    raise typer.Exit(doctor_command(as_json=as_json))
+
+
+def _modules(entries: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+    """``NAME=CLASS[,BASE...]`` as ``plan()`` takes it. Raises ``BadParameter`` for what is not of that form."""
+    modules: dict[str, tuple[str, ...]] = {}
+    for entry in entries:
+        name, equals, spelled = entry.partition("=")
+        classes = tuple(word.strip() for word in spelled.split(","))
+        if not (name and equals and all(c.isidentifier() for c in classes)):
+            raise typer.BadParameter(f"--module takes NAME=CLASS, not {entry!r}")
+        if modules.setdefault(name, classes) != classes:
+            raise typer.BadParameter(f"--module gives {name!r} two classes: {modules[name]} and {classes}")
+    return modules or None
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The console script: runs one command and returns its exit code. Raises nothing, unless debugging."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            code = app(given, prog_name="quantdispatch", standalone_mode=False)
+            sys.stdout.flush()
+            return int(code or 0)
+        except BrokenPipeError:
+            _forget_output()
+            return 141
+        except (KeyboardInterrupt, typer.Abort):
+            return _fail("interrupted", 130)
+        except Exception as error:
+            if os.environ.get("QUANTDISPATCH_DEBUG"):
+                import traceback
+
+                traceback.print_exc()
+            return _fail(*_described(error))
+
+
+def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
+    """A warning as one line: the place in our source tells a user of the command nothing."""
+    from .output import Output
+
+    Output(sys.stderr).line(("warning: ", "yellow"), " ".join(str(message).split()))
+
+
+def _described(error: Exception) -> tuple[str, int]:
+    """One line and the exit code."""
+    if isinstance(error, PlanError) and error.errors:
+        code = max(e.exit_code for e in error.errors)
+        more = f" (and {len(error.errors) - 1} more; see quantdispatch explain)" if len(error.errors) > 1 else ""
+        return f"{type(error.errors[0]).__name__}: {error.errors[0]}{more}", code
+    if isinstance(error, QuantDispatchError):
+        return f"{type(error).__name__}: {error}", error.exit_code
+    message = getattr(error, "format_message", None)
+    if message is not None:  # what click and typer raise for bad usage, whichever of their versions is installed
+        return f"{message()} (see quantdispatch --help)", 2
+    if isinstance(error, OSError):
+        return f"{error.strerror or type(error).__name__}: {error.filename or error}", 2
+    return f"unexpected {type(error).__name__}: {error} (QUANTDISPATCH_DEBUG=1 shows where)", 2
+
+
+def _fail(message: str, code: int) -> int:
+    from .output import Output
+
+    try:
+        sys.stdout.flush()
+        Output(sys.stderr).line(("error: ", "bold red"), " ".join(message.split()))
+    except BrokenPipeError:
+        _forget_output()
+    return code
+
+
+def _forget_output() -> None:
+    """So that the interpreter's last flush does not complain about the closed pipe."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        except (OSError, ValueError):
+            pass

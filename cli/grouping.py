@@ -1,0 +1,89 @@
+"""Layers that resolve alike, taken together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..registry.errors import QuantDispatchError
+    from ..registry.plan import Resolution
+
+
+@dataclass
+class Group:
+    """``layers`` share all that a reader would act on: args, target, rule, kernel, and the kind of failure."""
+
+    layers: list[Resolution] = field(default_factory=list)
+
+    @property
+    def first(self) -> Resolution:
+        return self.layers[0]
+
+    @property
+    def names(self) -> list[str]:
+        return [layer.name for layer in self.layers]
+
+    def stored(self) -> list[str]:
+        """Local names of the tensors that every layer of the group has, in the file's order."""
+        common = set.intersection(*(set(layer.tensors) for layer in self.layers))
+        return [name for name in self.first.tensors if name in common]
+
+    def kernels(self) -> list[KernelAnswer]:
+        """Each kernel in rank order with the reasons that some layer of the group has for it, and how many have it.
+
+        Layers of one group may differ in shape, so a kernel can be refused for one reason here and another there.
+        """
+        answers: dict[str, KernelAnswer] = {}
+        for layer in self.layers:
+            for candidate in layer.selection.trace if layer.selection is not None else ():
+                answer = answers.setdefault(candidate.kernel.name, KernelAnswer(candidate.kernel))
+                answer.add(candidate, chosen=layer.kernel == candidate.kernel.name)
+        return list(answers.values())
+
+
+@dataclass
+class KernelAnswer:
+    """What one kernel answered to the layers of a group: (status, reasons) to the number of layers."""
+
+    kernel: Any
+    chosen: int = 0
+    counts: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+
+    def add(self, candidate: Any, *, chosen: bool) -> None:
+        self.chosen += chosen
+        key = (candidate.status, tuple(candidate.reasons))
+        self.counts[key] = self.counts.get(key, 0) + 1
+
+
+def groups(layers: Iterable[Resolution]) -> list[Group]:
+    """What failed first, then what is quantized, then what is left dense; each in the order of the checkpoint."""
+    found: dict[object, Group] = {}
+    for layer in layers:
+        found.setdefault(_key(layer), Group()).layers.append(layer)
+    return sorted(found.values(), key=lambda group: _place(group.first))
+
+
+def _place(layer: Resolution) -> int:
+    if layer.error is not None:
+        return 0
+    return 2 if layer.scheme == "dense" else 1
+
+
+def _key(layer: Resolution) -> object:
+    return (
+        *(layer.kind, layer.group, layer.target, layer.ignored_by, layer.format),
+        *(layer.weights, layer.inputs, layer.outputs),
+        *(layer.rule.name if layer.rule else None, layer.scheme, layer.kernel, tuple(layer.deviations)),
+        error_text(layer.error, layer.name) if layer.error is not None else None,
+    )
+
+
+def error_text(error: QuantDispatchError, layer: str) -> str:
+    """The error's line without the layer's name, which stands above it, and without the remedy, which stands below."""
+    text = str(error)
+    if error.remedy and text.endswith(f"; {error.remedy}"):
+        text = text[: -len(error.remedy) - 2]
+    text = text.removeprefix(f"{layer}: ")
+    return f"{type(error).__name__}: {text}"

@@ -1,0 +1,89 @@
+"""``quantdispatch rules``: what is installed, whether it is consistent, and what it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..registry.errors import QuantDispatchError
+from ..registry.registry import Registry, get_registry
+from .explain_text import labelled, origin
+from .output import Line, Output
+
+if TYPE_CHECKING:
+    from ..registry.rules import Rule
+
+
+def rules_command(*, check: bool, coverage: bool, as_json: bool) -> int:
+    """0, or 1 when ``check`` finds something wrong."""
+    registry = get_registry()
+    output = Output()
+    if check:
+        return _check(registry, output, as_json)
+    if coverage:
+        from .coverage import coverage_json, coverage_rows
+
+        if as_json:
+            output.json(coverage_json(registry))
+        else:
+            output.table(coverage_rows(registry))
+        return 0
+    if as_json:
+        rules = [{**rule.to_json(), "scheme": scheme_name(registry, rule)[0]} for rule in registry.rules.rules]
+        output.json({"version": 1, "rules": rules, "kernels": [kernel.to_json() for kernel in registry.kernels]})
+        return 0
+    output.lines(_listing(registry))
+    return 0
+
+
+def scheme_name(registry: Registry, rule: Rule) -> tuple[str, str | None]:
+    """The name of a rule's scheme; or what the rule says, and why that cannot be imported."""
+    try:
+        return registry.scheme_class(rule).name, None
+    except QuantDispatchError as error:
+        return rule.scheme, str(error)
+
+
+def _listing(registry: Registry) -> Iterator[Line]:
+    for rule in registry.rules.rules:
+        name, error = scheme_name(registry, rule)
+        yield [(rule.name, "bold cyan"), *([f"   {rule.summary}"] if rule.summary else [])]
+        rows = [("scheme", name, ""), ("from", origin(rule), "")]
+        for i, box in enumerate(rule.predicate.boxes):
+            rows.append(("when" if i == 0 else "or", str(box), ""))
+        rows += [("overrides", ", ".join(rule.overrides), "")] if rule.overrides else []
+        rows += [("same as", f"{engine}: {', '.join(names)}", "") for engine, names in rule.equivalents.items()]
+        rows += [("differs", f"{engine}: {reason}", "") for engine, reason in rule.differs.items()]
+        rows += [("error", error, "bold red")] if error else []
+        yield from labelled(rows)
+    yield []
+    backends = ", ".join(dict.fromkeys(kernel.backend for kernel in registry.kernels)) or "none"
+    kernels = len(registry.kernels)
+    text = f"{len(registry.rules.rules)} rules · {kernels} kernel{'s' if kernels != 1 else ''} · backends: {backends}"
+    yield [(text, "dim")]
+
+
+def findings(registry: Registry) -> list[dict[str, Any]]:
+    """What is wrong with all rules, kernels and plugins taken together, each with a stable ``code``."""
+    found = [problem.to_json() for problem in registry.problems]
+    for rule in registry.rules.rules:
+        where = [rule.distribution] if rule.distribution else []
+        _, error = scheme_name(registry, rule)
+        if error is not None:
+            found.append({"code": "unusable-scheme", "message": f"rule {rule.name}: {error}", "distributions": where})
+        if all(box.empty for box in rule.predicate.boxes):
+            message = f"rule {rule.name} ({rule.source}) can match nothing"
+            found.append({"code": "empty-rule", "message": message, "distributions": where})
+    return found
+
+
+def _check(registry: Registry, output: Output, as_json: bool) -> int:
+    found = findings(registry)
+    if as_json:
+        output.json({"version": 1, "findings": found, "rules": len(registry.rules.rules), "kernels": len(registry.kernels)})
+        return 1 if found else 0
+    for finding in found:
+        output.line(("error    ", "bold red"), f"{finding['code']}: {finding['message']}")
+    checked = f"{len(registry.rules.rules)} rules, {len(registry.kernels)} kernels, {len(registry.plugins)} plugins"
+    output.line(f"{len(found)} problem{'s' if len(found) != 1 else ''} in {checked}")
+    return 1 if found else 0
