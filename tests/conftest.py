@@ -32,7 +32,7 @@ def _require_writers() -> None:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """`tiny_checkpoint("w4a16-asym", tied=False, family="qwen2", max_shard_size="60KB")`: a folder, shared and read-only.
+    """`tiny_checkpoint("w4a16-asym", tied=False, family="qwen2", max_shard_size="60KB")` -> folder, shared, read-only.
 
     The options are those of `demo_models.tiny_model`. A test that changes files copies the folder first.
     """

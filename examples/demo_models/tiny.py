@@ -40,8 +40,8 @@ def tiny_model(
 ) -> Path:
     """Write a tiny checkpoint of `VARIANTS[name]` ("bf16": unquantized) to `folder` unless it is there already.
 
-    `family` "qwen2" has biases on q, k and v, and random ones; `max_shard_size="60KB"` gives several shards and an index;
-    `shape` overrides the sizes of the config.
+    `family` "qwen2" has biases on q, k and v, and random ones; `max_shard_size="60KB"` gives several shards and an
+    index; `shape` overrides the sizes of the config.
     """
 
     def make(partial: Path) -> None:
@@ -68,7 +68,7 @@ def tiny_model(
 
 def _random_model(family: str, seed: int, config: dict[str, Any]) -> PreTrainedModel:
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
