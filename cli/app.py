@@ -10,7 +10,6 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,7 +30,7 @@ _DEVICE = typer.Option("cpu", "--device", metavar="D", help="cpu, cuda (the one 
 _JSON = typer.Option(False, "--json", help="One JSON document on standard output.")
 _BACKEND = typer.Option(None, "--backend", metavar="B", help="Use this backend's kernels only.")
 _SOURCE = typer.Argument(..., metavar="SOURCE", help="A checkpoint folder, a config.json, or a hub id.")
-_PATH = typer.Argument(..., metavar="PATH", help="A checkpoint folder.")
+_PATH = typer.Argument(..., metavar="PATH", help="A checkpoint folder, or a hub id.")
 
 
 @app.callback(invoke_without_command=True)
@@ -76,7 +75,7 @@ def explain(
 
 @app.command()
 def run(
-    path: Path = _PATH,
+    path: str = _PATH,
     prompt: str = typer.Option(..., "--prompt", metavar="TEXT", help="What to answer."),
     max_new_tokens: int = typer.Option(64, "--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens."),
     backend: str | None = _BACKEND,
@@ -91,7 +90,7 @@ def run(
 
 @app.command()
 def verify(
-    path: Path = _PATH,
+    path: str = _PATH,
     backend: str | None = _BACKEND,
     device: str = _DEVICE,
     as_json: bool = _JSON,

@@ -1,0 +1,61 @@
+"""Module names and classes from the transformers model itself, built on meta: no weights are read or allocated."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..registry.errors import ConfigError
+from .run import require_engine
+
+def modules_on_meta(source: str) -> dict[str, tuple[str, ...]]:
+    """Checkpoint module name to the class names of its MRO, most derived first.
+
+    ``source``: folder, config.json or hub id. Modules that transformers merges at run time (experts) come under the names
+    that they have in files, as ``Linear``. Raises ``ConfigError`` for a model that the installed transformers cannot build.
+    """
+    require_engine()
+    import torch
+
+    model = _build(source)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    modules = [(name, module) for name, module in model.named_modules() if name]
+    with torch.device("meta"):
+        # each module goes through transformers' own renaming as if it had one weight, whose length tells which it is
+        tagged = {f"{name}.weight": torch.empty(i + 1) for i, (name, _) in enumerate(modules)}
+        renamed = revert_weight_conversion(model, tagged)
+        stored = revert_weight_conversion(model, dict(model.state_dict()))
+    found: dict[str, tuple[str, ...]] = {}
+    for key, tag in renamed.items():
+        module = modules[tag.shape[0] - 1][1]
+        classes = (c for c in type(module).__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
+        found[key.removesuffix(".weight")] = tuple(c.__name__ for c in classes)
+    for key, tensor in stored.items():
+        name = key.removesuffix(".weight")
+        if name != key and tensor.dim() == 2:
+            found.setdefault(name, ("Linear",))
+    return found
+
+
+def _build(source: str) -> Any:
+    import torch
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(source, local_files_only=os.path.exists(source))
+        if hasattr(config, "quantization_config"):
+            del config.quantization_config  # the plain model's names and classes are wanted
+        names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
+        if not names:
+            named = ", ".join(config.architectures or []) or "none"
+            raise ConfigError("transformers has no such architecture", field="architectures", observed=named)
+        with torch.device("meta"):
+            return getattr(transformers, names[0])._from_config(config)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot build this model: {reason}",
+            field="model_type",
+            remedy="leave --meta out, or install a transformers that knows the model",
+        ) from error

@@ -1,0 +1,57 @@
+"""``quantdispatch run``: one answer from the packed model."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import sys
+
+import typer
+
+from ..registry.errors import ConfigError
+from .output import Output
+
+_PRESENT = re.compile(r"cpu|cuda(:\d+)?|rocm(:\d+)?")
+
+
+def run_command(
+    path: str, prompt: str, max_new_tokens: int, *, backend: str | None, device: str, as_json: bool
+) -> int:
+    """0. Raises what loading raises, and typer's ``BadParameter`` for a device that only a plan can be made for."""
+    require_engine()
+    from ..engines.generate import chat
+
+    answer = chat(path, prompt, max_new_tokens=max_new_tokens, backend=backend, device=torch_device(device))
+    if as_json:
+        figures = {**dataclasses.asdict(answer), "tokens_per_second": round(answer.tokens_per_second, 3)}
+        Output().json({"version": 1, **figures})
+        return 0
+    output = Output()
+    for line in answer.text.splitlines():
+        output.line(line)
+    output.stream.flush()
+    Output(sys.stderr).line(
+        f"{answer.prompt_tokens} prompt and {answer.new_tokens} new tokens · {answer.tokens_per_second:.1f} tokens/s"
+        f" · weights {answer.weight_bytes / 1e6:.1f} MB"
+    )
+    return 0
+
+
+def torch_device(device: str) -> str:
+    """The device as torch names it. Raises ``BadParameter`` for what cannot be run on."""
+    spelled = device.strip().lower()
+    if not _PRESENT.fullmatch(spelled):
+        raise typer.BadParameter(f"a model runs on cpu, cuda, cuda:N or rocm, not on {device!r}; explain answers for any")
+    return spelled.replace("rocm", "cuda")
+
+
+def require_engine() -> None:
+    """Raises ``ConfigError`` where the packages that run a model are missing."""
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"this command needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            remedy="pip install 'quantdispatch[transformers]'",
+        )
