@@ -1,1 +1,1 @@
-"""What the adapters of inference engines have in common."""
+"""Adapters to the programs that run models, and what they share: quantized modules, loading, verifying, generating."""

@@ -1,0 +1,49 @@
+"""Binding a kernel to a layer: choose one that works here, and build its implementation."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import cast
+
+import torch
+
+from ..registry.environment import Environment
+from ..registry.errors import NoKernelFound
+from ..registry.facts import KernelSpec
+from ..registry.kernels import Kernel
+from ..registry.lazy import load_target
+from ..registry.registry import get_registry
+from ..registry.scheme import KernelImpl
+
+
+def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: str | None = None) -> Kernel:
+    """The best kernel for ``spec`` on ``device`` whose probe succeeds here.
+
+    ``name``: of the layer, for the message. ``backend``: the only one to consider. Raises ``NoKernelFound`` with each
+    kernel's reason, and ``PluginError`` for a backend that nobody registers.
+    """
+    environment = _environment(device.type)
+    selection = get_registry().select(spec, environment, backend=backend, probe=True)
+    if selection.kernel is not None:
+        return selection.kernel
+    wanted = f" in backend {backend!r}" if backend else ""
+    reasons = "; ".join(str(candidate) for candidate in selection.trace[:3])
+    raise NoKernelFound(
+        f"no kernel{wanted} computes {spec.scheme} on {environment.describe()} in {spec.dtype}: "
+        f"{reasons or 'none is registered'}",
+        nearest=selection.trace,
+        layer=name,
+        observed=f"N={spec.n}, K={spec.k}, group {spec.group_size}",
+        remedy="leave the backend free, or choose another dtype" if backend else None,
+    )
+
+
+def implementation(kernel: Kernel, spec: KernelSpec) -> KernelImpl:
+    """Import a kernel's class and bind it to ``spec``. Raises ``PluginError`` when its target is not there."""
+    return cast(KernelImpl, load_target(kernel.target)(spec))
+
+
+@cache
+def _environment(kind: str) -> Environment:
+    # ROCm devices are "cuda" to torch
+    return Environment.detect("rocm" if kind == "cuda" and torch.version.hip else kind)

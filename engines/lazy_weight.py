@@ -1,0 +1,53 @@
+"""What ``module.weight`` is for a quantized module: the dense weight, computed only if somebody computes with it.
+
+Model code asks a weight for its dtype, device and shape far more often than for its values (``x.to(self.wo.weight.dtype)``).
+A wrapper tensor answers those from metadata and stands in for the dequantized weight in every operation, so that code which
+multiplies by ``weight`` itself gets the right numbers, if slowly. Nothing dense stays in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch.utils._pytree import tree_map
+
+
+class HasWeight(Protocol):
+    out_features: int
+    in_features: int
+
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def dense_weight(self, dtype: torch.dtype | None = None) -> torch.Tensor: ...
+
+
+class LazyWeight(torch.Tensor):
+    """[N, K] in the layer's activation dtype and on its device. Read-only."""
+
+    _layer: HasWeight
+
+    @staticmethod
+    def __new__(cls, layer: HasWeight) -> LazyWeight:
+        weight: LazyWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls, (layer.out_features, layer.in_features), dtype=layer.dtype, device=layer.device, requires_grad=False
+        )
+        weight._layer = layer
+        return weight
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        return f"LazyWeight(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        for argument, value in zip(func._schema.arguments, args, strict=False):
+            if argument.is_write and isinstance(value, cls):
+                raise RuntimeError("the weight of a quantized layer is read-only; dequantize() the layer to change it")
+        dense: Callable[[Any], Any] = lambda a: a._layer.dense_weight(a.dtype) if isinstance(a, cls) else a  # noqa: E731
+        return func(*tree_map(dense, args), **tree_map(dense, kwargs))

@@ -1,0 +1,167 @@
+"""``quantdispatch.load``: a transformers model whose quantized layers stay packed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ..registry.config_locate import find_quantization_config, no_config_error
+from ..registry.errors import CheckpointError, ConfigError, UnreadableCheckpointError
+from ..registry.hub import is_hub_id
+from ..registry.plan import Plan, plan
+from ..registry.registry import get_registry
+from .progress import on_terminal
+from .tensors import dtype_name
+
+#: what a model needs of a hub repository
+_WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+
+def load(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str | None = None,
+) -> Any:
+    """Load a compressed-tensors checkpoint as a transformers model in eval mode, its weights packed.
+
+    ``path``: checkpoint folder or hub id. ``dtype``: of activations and of everything unquantized. ``backend``: use only this
+    backend's kernels. The plan is kept as ``model.quantdispatch_plan``. Needs the extra ``transformers``.
+
+    Raises ``PlanError`` (or the single error in it) before a model is built when a layer does not resolve or stored tensors
+    contradict the config; ``CheckpointError`` for missing, left-over or unusable tensors; ``ConfigError`` for an architecture
+    that the installed transformers does not have; ``NoKernelFound`` when no kernel works on this machine.
+    """
+    _require_transformers()
+    target = torch.device(device)
+    folder = local_folder(path)
+    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    with _quiet():
+        return _build(folder, resolved, target, dtype, backend)
+
+
+def local_folder(path: str | os.PathLike[str]) -> str:
+    """A folder as it is, or the local copy of a hub id (downloaded if need be)."""
+    source = os.fspath(path)
+    if not is_hub_id(source):
+        return source
+    from huggingface_hub import snapshot_download
+
+    repo, _, revision = source.partition("@")
+    try:
+        return str(snapshot_download(repo, revision=revision or None, allow_patterns=list(_WANTED)))
+    except (OSError, ValueError) as error:
+        # huggingface_hub's own errors derive from these
+        reason = " ".join(str(error).split())
+        raise UnreadableCheckpointError(
+            f"{source} is no folder, and cannot be had from the hub: {reason[:200]}",
+            remedy="check the name, the connection and the access rights",
+        ) from error
+
+
+def _require_transformers() -> None:
+    try:
+        import transformers  # noqa: F401
+    except ImportError as error:
+        raise ConfigError(
+            "loading a model needs transformers, which is not installed",
+            remedy="pip install 'quantdispatch[transformers]'",
+        ) from error
+
+
+def _build(folder: str, resolved: Plan, device: torch.device, dtype: torch.dtype, backend: str | None) -> Any:
+    from .transformers.config import Prepared
+    from .transformers.switch import PRIVATE_METHOD, register_private
+
+    register_private()
+    config, architecture = _architecture(folder)
+    prepared = Prepared(resolved, backend, on_terminal())
+    config.quantization_config = {**_raw_block(resolved), "quant_method": PRIVATE_METHOD, "prepared": prepared}
+    model, report = architecture.from_pretrained(
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map=None if device.type == "cpu" else device,
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    _check_report(report, architecture.__name__)
+    return model
+
+
+def _architecture(folder: str) -> tuple[Any, Any]:
+    """The config object and the model class that ``config.json`` names."""
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(
+            f"transformers {transformers.__version__} cannot read the model's config: {error}",
+            field="model_type",
+            remedy="install a version of transformers that knows this model",
+        ) from error
+    names = getattr(config, "architectures", None) or []
+    for name in names:
+        if hasattr(transformers, name):
+            return config, getattr(transformers, name)
+    raise ConfigError(
+        f"transformers {transformers.__version__} has no such architecture", field="architectures",
+        observed=", ".join(names) or "none", remedy="install a version of transformers that has it",
+    )  # fmt: skip
+
+
+def _raw_block(resolved: Plan) -> Mapping[str, Any]:
+    """The quantization block as it stands in config.json, or as a plugin translated it."""
+    assert resolved.checkpoint is not None
+    found = find_quantization_config(resolved.checkpoint.config)
+    if found is None:
+        raise no_config_error()
+    return get_registry().rewrite_config(found[0])[0]
+
+
+def _check_report(report: Mapping[str, Any], architecture: str) -> None:
+    """What transformers found missing or left over. It warns about these and loads all the same; a checkpoint that we planned
+    has to be complete."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise CheckpointError(
+            f"{_listed(missing)} that {architecture} needs not in the checkpoint", field=missing[0],
+            remedy="the checkpoint is incomplete, or of another architecture",
+        )  # fmt: skip
+    unexpected = sorted(report["unexpected_keys"])
+    if unexpected:
+        raise CheckpointError(
+            f"{_listed(unexpected)} in the checkpoint that {architecture} has no use for", field=unexpected[0],
+            remedy="the checkpoint is of another architecture, or has stray tensors",
+        )  # fmt: skip
+    errors = [str(message) for message in (*report.get("error_msgs", ()), *report["mismatched_keys"])]
+    if errors:
+        raise CheckpointError(f"transformers could not load the unquantized tensors: {errors[0]}")
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return f"tensor {shown} is" if len(names) == 1 else f"{len(names)} tensors ({shown}) are"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' bars and reports off, ours say it: and everything as it was afterwards."""
+    from transformers.utils import logging
+
+    bars, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

@@ -1,0 +1,71 @@
+"""Names in files and names at run time: which module of a transformers model a checkpoint module became.
+
+transformers 5 renames on load (prefixes of base models, moved submodules) and merges some weights. We ask its own machinery
+and keep no table of our own, so that names agree with those of the weights that it loads itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...registry.errors import CheckpointError
+
+
+class RuntimeNames:
+    """The renaming that transformers applies to a checkpoint's names for ``model``, a model before its weights are loaded."""
+
+    def __init__(self, model: Any) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        conversions = get_model_conversion_mapping(model)
+        self._renamings = [c for c in conversions if isinstance(c, WeightRenaming)]
+        self._converters = [c for c in conversions if isinstance(c, WeightConverter)]
+        self._prefix: str = model.base_model_prefix
+        self._expected: dict[str, torch.Tensor] = model.state_dict()
+        self._model = model
+
+    def module(self, name: str) -> str | None:
+        """The run-time name of a checkpoint module that has a ``weight``, or ``None`` if the model has no such module.
+
+        Raises ``CheckpointError`` where transformers merges the module with others.
+        """
+        key, merged = self._rename(f"{name}.weight", self._expected)
+        if merged:
+            raise CheckpointError(
+                f"transformers merges this module with others into {key}, which packed weights cannot be", layer=name,
+                remedy="no scheme serves merged modules yet",
+            )  # fmt: skip
+        return key.removesuffix(".weight") if key in self._expected else None
+
+    def parameter(self, tensor: str) -> tuple[str, torch.Size] | None:
+        """Run-time name and shape of an unquantized tensor, or ``None`` if it is merged with others or not wanted."""
+        key, merged = self._rename(tensor, self._expected)
+        return None if merged or key not in self._expected else (key, self._expected[key].shape)
+
+    def unowned(self, tensor: str) -> str:
+        """The name under which transformers reports ``tensor`` when the model has no parameter for it."""
+        return self._rename(tensor, {})[0]
+
+    def _rename(self, key: str, expected: dict[str, torch.Tensor]) -> tuple[str, bool]:
+        from transformers.core_model_loading import rename_source_key
+
+        renamed, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, expected)
+        if renamed not in expected and key in expected:
+            # a renaming that was not meant for this key: transformers tries without, and so do we
+            renamed, pattern = rename_source_key(key, [], [], self._prefix, expected)
+        return renamed, pattern is not None
+
+
+def plain_linear(model: nn.Module, name: str, runtime: str) -> nn.Linear:
+    """The module that packed weights will replace. Raises ``CheckpointError`` if it is no plain ``nn.Linear``."""
+    module = model.get_submodule(runtime)
+    if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
+        raise CheckpointError(
+            f"{runtime} is a {type(module).__name__} in the model, which packed weights cannot replace", layer=name,
+            observed=type(module).__name__, required="torch.nn.Linear",
+        )  # fmt: skip
+    return module

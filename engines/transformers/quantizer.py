@@ -1,0 +1,257 @@
+"""Our quantizer for transformers: plans the checkpoint, puts packed modules in place, and fills them.
+
+transformers loads everything that is not quantized: embeddings, norms, ignored layers, tied weights, rotary buffers. What is
+quantized never passes through its loader: it is read from the files here, one layer at a time.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils import logging as hf_logging
+
+from ...registry.checkpoint import open_checkpoint
+from ...registry.errors import CheckpointError, ConfigError
+from ...registry.plan import Plan, Resolution, plan
+from ..modules import QuantLinear
+from ..progress import on_terminal, track
+from ..tensors import dtype_name, read_tensor
+from .config import CompressedTensorsConfig, Prepared
+from .naming import RuntimeNames, plain_linear
+
+
+@dataclass(frozen=True)
+class Pending:
+    """A packed module in place, and where its tensors are."""
+
+    runtime: str
+    layer: Resolution
+
+
+class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
+    """Serves one ``from_pretrained`` call, then stays with the model for ``dequantize`` and ``save_pretrained``."""
+
+    requires_calibration = True  # only checkpoints that are quantized already
+    quantization_config: CompressedTensorsConfig
+
+    def __init__(self, quantization_config: CompressedTensorsConfig, **kwargs: Any) -> None:
+        super().__init__(quantization_config, **kwargs)
+        self._pending: list[Pending] = []
+        self._device_map: Any = None
+        self._plan: Plan | None = None
+        self._theirs_ignored: Any = None
+        self._prepared: Prepared | None = getattr(quantization_config, "prepared", None)
+        self._from_file = self.pre_quantized
+
+    # -- before transformers loads
+
+    def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
+        """Called with the device map as given, and once more when an "auto" map has been worked out."""
+        config = self.quantization_config
+        if not isinstance(config, CompressedTensorsConfig):
+            raise ConfigError(
+                "the model is not quantized: quantdispatch loads checkpoints that are, it does not quantize",
+                field="quantization_config", remedy="leave quantization_config out, or give a quantized checkpoint",
+            )  # fmt: skip
+        if config.use_optimized_inference:
+            raise ConfigError(
+                "use_optimized_inference asks for transformers' own fp8 kernels, and quantdispatch is enabled",
+                field="use_optimized_inference",
+                remedy="leave it out, or call quantdispatch.engines.transformers.disable() first",
+            )
+        self._set_device_map(device_map)
+
+    def _process_model_before_weight_loading(
+        self,
+        model: Any,
+        dtype: torch.dtype | None = None,
+        device_map: Any = None,
+        checkpoint_files: list[str] | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        self._set_device_map(device_map)
+        dtype = dtype or torch.get_default_dtype()
+        self._plan = self._prepared.plan if self._prepared else self._make_plan(checkpoint_files, dtype)
+        names = RuntimeNames(model)
+        whole = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
+        owned: list[str] = []
+        for layer in self._plan.layers.values():
+            if layer.scheme_object is None or layer.scheme == "dense":
+                continue
+            runtime = names.module(layer.name)
+            if runtime is None:
+                if whole:
+                    raise CheckpointError(
+                        f"{type(model).__name__} has no module for this layer", layer=layer.name,
+                        remedy="the checkpoint is of another architecture, or its names are",
+                    )  # fmt: skip
+                continue  # a part of the model was asked for; transformers reports what it leaves unused
+            self._replace(model, layer, runtime, dtype)
+            owned += [names.unowned(f"{layer.name}.{local}") for local in layer.tensors]
+        if self._prepared:
+            _check_shapes(names, self._plan, {f"{p.layer.name}.{t}" for p in self._pending for t in p.layer.tensors})
+        self._theirs_ignored = model._keys_to_ignore_on_load_unexpected
+        _expect_leftover(model, owned)
+        # As long as it loads, transformers may treat what is not quantized like that of any other model: with this flag set,
+        # versions up to 5.20 keep the file's dtype for every tensor that they rename.
+        self.pre_quantized = False
+        return model
+
+    def _make_plan(self, files: list[str] | None, dtype: torch.dtype) -> Plan:
+        if not files:
+            raise ConfigError("quantized weights come from safetensors files, and none were given", field="state_dict")
+        folder = os.path.dirname(files[0])
+        result = plan(folder, device=self._device_kind(), dtype=dtype_name(dtype), strict=True)
+        shards = open_checkpoint(folder).shards if result.checkpoint is None else result.checkpoint.shards
+        expected = {os.path.join(folder, shard) for shard in shards}
+        if {os.path.realpath(f) for f in files} != {os.path.realpath(f) for f in expected}:
+            raise ConfigError(
+                "transformers reads other files than the checkpoint's own", field="variant",
+                observed=", ".join(sorted(map(os.path.basename, files))), required=", ".join(sorted(shards)),
+                remedy="leave out variant, or save the variant as a checkpoint of its own",
+            )  # fmt: skip
+        return result
+
+    def _replace(self, model: nn.Module, layer: Resolution, runtime: str, dtype: torch.dtype) -> None:
+        linear = plain_linear(model, layer.name, runtime)
+        assert layer.scheme_object is not None and layer.shape is not None
+        spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(layer.tensors))
+        if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
+            raise CheckpointError(
+                "the stored layer is of another shape than the model's", layer=layer.name,
+                observed=f"[{layer.shape.n}, {layer.shape.k}]", required=f"[{linear.out_features}, {linear.in_features}]",
+            )  # fmt: skip
+        if (linear.bias is not None) != spec.bias:
+            raise CheckpointError(
+                f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
+                layer=layer.name, field=f"{layer.name}.bias",
+            )  # fmt: skip
+        if f"{runtime}.weight" in getattr(model, "all_tied_weights_keys", {}):
+            raise CheckpointError(
+                "the layer is stored quantized, and the config ties its weight to the embeddings", layer=layer.name,
+                field="tie_word_embeddings", observed=True, required=False,
+                remedy="set tie_word_embeddings to false in config.json",
+            )  # fmt: skip
+        backend = self._prepared.backend if self._prepared else None
+        packed = QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
+        if isinstance(self._device_map, str):
+            # transformers is about to divide the model among devices by size, and an empty module has none
+            size = sum(_nbytes(entry) for entry in layer.tensors.values())
+            packed.register_buffer("placeholder", torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
+        model.set_submodule(runtime, packed)
+        self._pending.append(Pending(runtime, layer))
+
+    # -- after
+
+    def postprocess_model(self, model: Any, **kwargs: Any) -> Any:
+        self.pre_quantized = self._from_file
+        return super().postprocess_model(model, **kwargs)
+
+    @torch.no_grad()
+    def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
+        model._keys_to_ignore_on_load_unexpected = self._theirs_ignored
+        show = self._prepared.progress if self._prepared else hf_logging.is_progress_bar_enabled() and on_terminal()
+        # in the order of the file, so that it is read front to back
+        order = sorted(self._pending, key=lambda p: min((t.file, t.start) for t in p.layer.tensors.values()))
+        for pending in track(order, "Packing weights", show=show):
+            module = model.get_submodule(pending.runtime)
+            module._buffers.clear()
+            stored = {local: read_tensor(entry) for local, entry in pending.layer.tensors.items()}
+            module.load_stored(stored, _device_of(self._device_map, pending.runtime))
+            if module.layer_shape.packing == "padded":
+                self.quantization_config.repacked = True
+            if self.quantization_config.dequantize:
+                model.set_submodule(pending.runtime, module.dequantize())
+        if not self.quantization_config.dequantize:
+            model.quantdispatch_plan = self._plan
+        self._pending, self._plan, self._prepared, self.quantization_config.prepared = [], None, None, None
+        return model
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        for name, module in list(model.named_modules()):
+            if isinstance(module, QuantLinear):
+                model.set_submodule(name, module.dequantize(dtype))
+        model.__dict__.pop("quantdispatch_plan", None)
+        return model
+
+    # -- what transformers asks
+
+    @property
+    def is_trainable(self) -> bool:
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        return True
+
+    def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        return True
+
+    def get_weight_conversions(self) -> list[Any]:
+        return []
+
+    # -- devices
+
+    def _set_device_map(self, device_map: Any) -> None:
+        if device_map is None and self._device_map is not None:
+            return
+        if isinstance(device_map, Mapping):
+            kinds = {_kind(device) for device in device_map.values()}
+            if "disk" in kinds or len(kinds) > 1:
+                raise ConfigError(
+                    "packed weights cannot be offloaded", field="device_map", observed=sorted(kinds),
+                    required="devices of one kind", remedy="give a device_map without cpu or disk beside the accelerator",
+                )  # fmt: skip
+        self._device_map = device_map
+
+    def _device_kind(self) -> str:
+        if isinstance(self._device_map, Mapping):
+            return _kind(next(iter(self._device_map.values())))
+        if isinstance(self._device_map, str) and torch.cuda.is_available():
+            return "cuda"
+        return "cpu"
+
+
+def _kind(device: Any) -> str:
+    if isinstance(device, int):
+        return "cuda"
+    return device if device == "disk" else torch.device(device).type
+
+
+def _device_of(device_map: Any, name: str) -> torch.device:
+    """The device of the longest prefix of ``name`` in the map."""
+    if not isinstance(device_map, Mapping):
+        return torch.device("cpu")
+    while name and name not in device_map:
+        name = name.rpartition(".")[0]
+    return torch.device(device_map.get(name, "cpu"))
+
+
+def _nbytes(entry: Any) -> int:
+    return int(entry.end - entry.start)
+
+
+def _expect_leftover(model: Any, names: list[str]) -> None:
+    """Keep transformers from reporting as unexpected the tensors that are ours. Set on this model only, and taken back."""
+    theirs = set(model._keys_to_ignore_on_load_unexpected or ())
+    ours = {rf"^(?:{'|'.join(map(re.escape, names))})$"} if names else set()
+    model._keys_to_ignore_on_load_unexpected = theirs | ours
+
+
+def _check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
+    """Unquantized tensors against the model's parameters: for quantized models older versions of transformers do not look."""
+    assert result.checkpoint is not None
+    for tensor, entry in result.checkpoint.tensors.items():
+        expected = None if tensor in owned else names.parameter(tensor)
+        if expected is not None and tuple(expected[1]) != tuple(entry.shape):
+            raise CheckpointError(
+                f"tensor {tensor} has another shape than the model's {expected[0]}", field=tensor,
+                observed=list(entry.shape), required=list(expected[1]),
+            )  # fmt: skip

@@ -1,0 +1,159 @@
+"""Every layer's kernel against compressed-tensors' own decompression: the engine behind ``quantdispatch verify``.
+
+For each quantized layer, one at a time, so that memory stays at one layer: read its tensors, compare our weight with the one
+that compressed-tensors decompresses (exactly), then compare the kernel's output on random input with a float64 product of that
+weight and of the input as the scheme quantizes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..numerics.activations import expand_groups, quantize_fp8, quantize_int
+from ..registry.args import QuantArgs
+from ..registry.errors import CheckpointError
+from ..registry.operands import Operands
+from ..registry.plan import Resolution, plan
+from .loading import local_folder
+from .modules import QuantLinear
+from .progress import on_terminal, track
+from .tensors import dtype_name, read_tensor
+
+#: rows of random input: enough for every path a kernel may take at small M, and for a mean
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class Row:
+    """One layer's verdict. ``error``: norm of the difference over norm of the truth; ``largest``: the largest single
+    difference over the largest output. ``weights_equal``: bit for bit, ``None`` where compressed-tensors cannot say (``note``
+    tells why). ``exact``: the kernel computes what the scheme says, without deviations."""
+
+    name: str
+    scheme: str
+    kernel: str
+    error: float
+    largest: float
+    weights_equal: bool | None
+    exact: bool
+    note: str = ""
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+    backend: str | None = None,
+    seed: int = 0,
+) -> list[Row]:
+    """Check every quantized layer of a checkpoint, worst error first.
+
+    Raises what :func:`quantdispatch.load` raises for the plan, the tensors and the kernels.
+    """
+    target = torch.device(device)
+    resolved = plan(local_folder(path), device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    if resolved.checkpoint is None or not resolved.checkpoint.tensors:
+        raise CheckpointError("there are no stored tensors to verify", remedy="give a checkpoint folder with its weights")
+    layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
+    generator = torch.Generator().manual_seed(seed)
+    shown = track(layers, "Verifying layers", show=on_terminal())
+    rows = [_row(layer, target, dtype, backend, generator) for layer in shown]
+    return sorted(rows, key=lambda row: (row.weights_equal is not False, -row.error, row.name))
+
+
+@torch.no_grad()
+def _row(
+    layer: Resolution, device: torch.device, dtype: torch.dtype, backend: str | None, generator: torch.Generator
+) -> Row:
+    assert layer.scheme_object is not None and layer.shape is not None
+    stored = {local: read_tensor(entry) for local, entry in layer.tensors.items()}
+    spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(stored))
+    module = QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
+    module.load_stored(stored, device)
+    assert module.kernel is not None
+    operands = module.operands()
+    weight, equal, note = _reference_weight(layer, stored, module)
+    x = torch.randn(ROWS, layer.shape.k, generator=generator).to(device, dtype)
+    seen = x.double() if _ignores_inputs(module.kernel.deviations) else quantized_inputs(x, layer.inputs, operands)
+    truth = seen @ weight.to(device).double().T
+    if operands.bias is not None:
+        truth += operands.bias.double()
+    difference = module(x).double() - truth
+    return Row(
+        name=layer.name,
+        scheme=str(layer.scheme),
+        kernel=module.kernel.name,
+        error=_ratio(difference.norm(), truth.norm()),
+        largest=_ratio(difference.abs().max(), truth.abs().max()),
+        weights_equal=equal,
+        exact=not module.kernel.deviations,
+        note=note,
+    )
+
+
+def quantized_inputs(x: torch.Tensor, args: QuantArgs | None, operands: Operands) -> torch.Tensor:
+    """x as the scheme's formula quantizes and dequantizes it, in float64; x itself where inputs stay unquantized."""
+    if args is None:
+        return x.double()
+    if args.type == "int":
+        codes, scale, zero = quantize_int(x, args, operands.input_scale, operands.input_zero_point)
+        centered = codes.double() if zero is None else codes.double() - zero.double()
+        return centered * scale.double()
+    codes, scale = quantize_fp8(x, args, operands.input_scale)
+    if args.strategy == "group" and args.group_size:
+        scale = expand_groups(scale, args.group_size, x.shape[-1])
+    return codes.double() * scale.double()
+
+
+def _reference_weight(
+    layer: Resolution, stored: Mapping[str, torch.Tensor], module: QuantLinear
+) -> tuple[torch.Tensor, bool | None, str]:
+    """compressed-tensors' weight where it can decompress the layer, else ours; are they equal; and why not known."""
+    ours = module.dense_weight()
+    theirs, note = decompress(layer, stored)
+    if theirs is None:
+        return ours, None, note
+    theirs = theirs.to(ours.device)
+    return theirs, bool(ours.dtype == theirs.dtype and torch.equal(ours, theirs)), note
+
+
+def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, str]:
+    """The weight that the installed compressed-tensors decompresses from a layer's stored tensors, or the reason why it cannot."""
+    try:
+        from compressed_tensors.compressors import BaseCompressor
+        from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    except ImportError:
+        return None, "compressed-tensors is not installed"
+    try:
+        scheme = QuantizationScheme(
+            targets=["Linear"],
+            weights=_foreign(QuantizationArgs, layer.weights),
+            input_activations=_foreign(QuantizationArgs, layer.inputs),
+        )
+        compressor = BaseCompressor.get_value_from_registry(layer.format)
+        weight: torch.Tensor = compressor.decompress(dict(stored), scheme)["weight"]
+    except Exception as error:  # it refuses in many ways what it no longer reads; the row says so
+        return None, f"compressed-tensors cannot decompress it: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+    return weight, ""
+
+
+def _foreign(cls: Any, args: QuantArgs | None) -> Any:
+    if args is None:
+        return None
+    return cls(**{name: value for name, value in args.model_dump().items() if value is not None})
+
+
+def _ignores_inputs(deviations: tuple[str, ...]) -> bool:
+    return any("inputs stay unquantized" in deviation for deviation in deviations)
+
+
+def _ratio(part: torch.Tensor, whole: torch.Tensor) -> float:
+    """A NaN or an infinity is an error without bound, and sorts first."""
+    value = float(part) / float(whole) if float(whole) else float(part)
+    return value if value == value else float("inf")
