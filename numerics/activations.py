@@ -3,8 +3,10 @@
 All in fp32, whatever the dtype of x. Integers: round half to even, then clamp to the whole range of the type. Float8:
 clamp to +-448, then the cast's own round half to even. Symmetric scales are absmax over the largest positive value (127
 for int8, 448 for e4m3). compressed-tensors' own fake-quantization divides by 127.5 and takes one scale for a 2-D token
-input; engines and hardware do not, and neither does this. A NaN or an infinity in x makes the values that share its
-scale NaN or its own entry saturate in the static case; it never passes unseen as a finite dynamic scale.
+input; engines and hardware do not, and neither does this.
+
+A NaN or an infinity in x makes a dynamic scale NaN or infinite, so what shares the scale comes out as no finite number.
+With a static scale an infinity saturates; a NaN survives in float8 and has no integer.
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ def _quantize_fp8_groups(wide: Tensor, group_size: int) -> tuple[Tensor, Tensor]
     groups = -(-k // group_size)
     if groups * group_size != k:
         wide = F.pad(wide, (0, groups * group_size - k))
-    grouped = wide.unflatten(-1, (groups, group_size))
+    grouped = wide.reshape(*wide.shape[:-1], groups, group_size)
     scale = grouped.abs().amax(dim=-1).div_(FP8_MAX).clamp_(min=_TINY)
     q = (grouped / scale.unsqueeze(-1)).clamp_(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
     return q.flatten(-2)[..., :k], scale

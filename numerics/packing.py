@@ -1,8 +1,8 @@
 """Packing of signed low-bit integers into int32 words and back.
 
 The stored value is offset-binary (code + 2^(bits-1)), low bits first; see :mod:`.layout` for the two layouts. The work
-is done on bytes: in the dense layout 8 values fill exactly ``bits`` bytes, so no temporary is wider than a byte a value.
-Words are read as little-endian bytes, which is how a safetensors file stores them and every host torch runs on has them.
+is done on bytes: in the dense layout 8 values fill exactly ``bits`` bytes, so temporaries stay about as small as the
+codes. Words are seen as little-endian bytes, which is what a safetensors file holds and the hosts of torch use.
 """
 
 from __future__ import annotations

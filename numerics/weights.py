@@ -59,7 +59,8 @@ def _apply_blocks(weight: Tensor, scale: Tensor, offset: Tensor | None, args: Qu
     rows, columns = args.block_structure
     k = weight.shape[1]
     # One band of blocks at a time: the last one may be short in either direction.
-    for band, part in enumerate(weight.split(rows)):
+    for band in range(scale.shape[0]):
+        part = weight[band * rows : (band + 1) * rows]
         band_scale = scale[band].repeat_interleave(columns)[:k]
         band_offset = None if offset is None else offset[band].repeat_interleave(columns)[:k]
         _apply(part, band_scale, band_offset)

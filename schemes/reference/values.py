@@ -1,0 +1,120 @@
+"""Checks of stored values and the conversions that go with them. Every error is a ``CheckpointError`` that names the
+layer and the tensor: a NaN or zero scale would otherwise surface as wrong text, far from its cause."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...registry.errors import CheckpointError
+from ...registry.operands import Operands
+from ...registry.scheme import LayerShape
+
+
+def take(tensors: Mapping[str, Any], name: str, layer: str) -> Tensor:
+    tensor = tensors.get(name)
+    if not isinstance(tensor, Tensor):
+        raise CheckpointError(
+            f"{name} is missing", layer=layer, field=name, observed=", ".join(sorted(tensors)) or "no tensors"
+        )
+    return tensor
+
+
+def take_matrix(
+    tensors: Mapping[str, Any], name: str, layer: str, shape: LayerShape, dtypes: set[torch.dtype]
+) -> Tensor:
+    """The unpacked weight, [N, K] in one of ``dtypes``."""
+    tensor = take(tensors, name, layer)
+    if tensor.dtype not in dtypes or tuple(tensor.shape) != (shape.n, shape.k):
+        raise CheckpointError(
+            f"{name} has the wrong shape or dtype",
+            layer=layer,
+            field=name,
+            observed=f"{tensor.dtype} {list(tensor.shape)}",
+            required=f"{' or '.join(sorted(map(str, dtypes)))} {[shape.n, shape.k]}",
+        )
+    return tensor
+
+
+def take_scale(tensors: Mapping[str, Any], name: str, layer: str, shape: tuple[int, ...]) -> Tensor:
+    """A scale, viewed as ``shape``: finite and above zero everywhere."""
+    scale = take(tensors, name, layer)
+    # NaN fails the first comparison, so one pass finds every unusable value
+    usable = (scale > 0) & (scale < torch.inf)
+    if not bool(usable.all()):
+        raise _bad_scale(scale, usable, name, layer)
+    return _reshape(scale, name, layer, shape)
+
+
+def take_zero_point(tensors: Mapping[str, Any], name: str, layer: str, shape: tuple[int, ...], bits: int) -> Tensor:
+    """An unpacked zero point as int8 of ``shape``, whatever small-integer type the writer chose."""
+    stored = take(tensors, name, layer)
+    half = 1 << (bits - 1)
+    codes = stored.to(torch.float32)
+    usable = (codes >= -half) & (codes < half) & (codes == codes.round())
+    if not bool(usable.all()):
+        worst = codes[~usable].flatten()[0].item()
+        raise CheckpointError(
+            f"{name} holds {int((~usable).sum())} values that are no int{bits} zero point",
+            layer=layer,
+            field=name,
+            observed=worst,
+            required=f"integers {-half}..{half - 1}",
+        )
+    return _reshape(stored.to(torch.int8), name, layer, shape)
+
+
+def check_codes(codes: Tensor, name: str, layer: str, bits: int) -> None:
+    """Unpacked int8 codes must lie in the range of their bits."""
+    if bits >= 8 or not codes.numel():
+        return
+    half = 1 << (bits - 1)
+    low, high = (int(value) for value in torch.aminmax(codes))
+    if low < -half or high >= half:
+        raise CheckpointError(
+            f"{name} holds values outside int{bits}",
+            layer=layer,
+            field=name,
+            observed=f"{low}..{high}",
+            required=f"{-half}..{half - 1}",
+        )
+
+
+def extras(tensors: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    """Tensors that saving must write back though no formula uses them."""
+    return {name: tensor for name, tensor in tensors.items() if name not in known}
+
+
+def stored_bias(operands: Operands) -> dict[str, Any]:
+    return {} if operands.bias is None else {"bias": operands.bias}
+
+
+def stored_inputs(operands: Operands) -> dict[str, Any]:
+    named = {"input_scale": operands.input_scale, "input_zero_point": operands.input_zero_point}
+    return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+
+def _reshape(tensor: Tensor, name: str, layer: str, shape: tuple[int, ...]) -> Tensor:
+    if tensor.numel() != torch.Size(shape).numel():
+        raise CheckpointError(
+            f"{name} has the wrong shape", layer=layer, field=name, observed=list(tensor.shape), required=list(shape)
+        )
+    return tensor.reshape(shape)
+
+
+def _bad_scale(scale: Tensor, usable: Tensor, name: str, layer: str) -> CheckpointError:
+    value = float(scale[~usable].flatten()[0])
+    kind = (
+        "NaN" if value != value else "infinite" if abs(value) == float("inf") else "zero" if value == 0 else "negative"
+    )
+    where = [int(i) for i in (~usable).nonzero()[0]]
+    return CheckpointError(
+        f"{name} holds {int((~usable).sum())} unusable values, the first {kind} at {where}",
+        layer=layer,
+        field=name,
+        observed=value,
+        required="finite and above zero",
+    )

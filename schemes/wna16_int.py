@@ -1,0 +1,13 @@
+"""``wNa16_int``: integer weights, inputs left as they are. y = x @ ((q - z) * s).T + bias."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from .integer import IntegerScheme
+
+
+class WNA16Int(IntegerScheme):
+    """2 to 8 bits, symmetric or asymmetric, tensor, channel or group scales, columns in order or through a g_idx."""
+
+    name: ClassVar[str] = "wNa16_int"
