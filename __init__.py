@@ -41,7 +41,9 @@ if TYPE_CHECKING:
     from .registry.scheme import LayerShape as LayerShape
     from .registry.scheme import Scheme as Scheme
     from .registry.scheme import StoredTensor as StoredTensor
-    from .registry.values import ABSENT as Absent
+    from .registry.values import ABSENT
+
+    Absent = ABSENT
 
 _ERRORS = (
     *("QuantDispatchError", "ConfigError", "CheckpointError", "NoSchemeFound", "NoKernelFound", "PluginError"),

@@ -92,7 +92,9 @@ def _member(value: Any, values: frozenset[Hashable]) -> bool:
 
 
 def _ordered(values: Iterable[Hashable]) -> list[Hashable]:
-    return sorted(values, key=lambda v: (type(v).__name__ != "int", type(v).__name__, v if isinstance(v, int) else 0, str(v)))
+    return sorted(
+        values, key=lambda v: (type(v).__name__ != "int", type(v).__name__, v if isinstance(v, int) else 0, str(v))
+    )
 
 
 def _text(value: Hashable) -> str:
@@ -113,7 +115,7 @@ ANYTHING = Domain()
 
 
 def domain(value: Any) -> Domain:
-    """``value`` as a domain: a domain stays, a set or list is that set, a ``range`` an integer range, else one value."""
+    """``value`` as a domain: a domain stays, a set or list is that set, a ``range`` is a range, else one value."""
     if isinstance(value, Domain):
         return value
     if isinstance(value, range):

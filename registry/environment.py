@@ -99,8 +99,10 @@ def parse_device(device: str) -> tuple[str, str]:
 
 def _override_name(name: str, facts: Mapping[str, Any]) -> str:
     for full in (name, f"package.{name}"):
-        if full in facts or full.startswith(("isa.", "package.")):
+        if full in facts:
             return full
+    if name.startswith(("isa.", "package.")):
+        return name
     raise ConfigError(f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)))
 
 
@@ -145,7 +147,9 @@ def _present_arch(kind: str, index: int) -> str | None:
 def _rocm_arch(index: int) -> str | None:
     """The ``index``-th GPU node of the kernel driver's topology; no GPU has verified this path."""
     versions = []
-    for node in sorted(Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"), key=lambda p: int(p.parent.name)):
+    for node in sorted(
+        Path("/sys/class/kfd/kfd/topology/nodes").glob("*/properties"), key=lambda p: int(p.parent.name)
+    ):
         found = re.search(r"^gfx_target_version (\d+)$", node.read_text(), re.MULTILINE)
         if found and int(found.group(1)):
             versions.append(int(found.group(1)))

@@ -57,7 +57,11 @@ class QuantDispatchError(Exception):
 
     def to_json(self) -> dict[str, Any]:
         """``{"type", "message", "nearest"}`` as ``explain --json`` prints it."""
-        return {"type": type(self).__name__, "message": str(self), "nearest": [str(n) for n in getattr(self, "nearest", ())]}
+        return {
+            "type": type(self).__name__,
+            "message": str(self),
+            "nearest": [str(n) for n in getattr(self, "nearest", ())],
+        }
 
 
 def _short(value: Any) -> str:

@@ -33,9 +33,9 @@ def quantdispatch_kernels() -> Iterable[Kernel]:  # type: ignore[empty-body]
 
 @hookspec
 def quantdispatch_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
-    """Yield the plugin's backends with their ranks (built in: ``cpu`` 100; undeclared: 50; ``reference`` always last)."""
+    """Yield the plugin's backends and ranks (built in: ``cpu`` 100; undeclared: 50; ``reference`` always last)."""
 
 
 @hookspec
-def quantdispatch_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:  # type: ignore[empty-body]
-    """Rewrite a foreign ``quantization_config`` (the block itself) into ours, or return ``None`` when it is not yours."""
+def quantdispatch_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Rewrite a foreign ``quantization_config`` (the block itself) into ours; ``None`` when it is not yours."""

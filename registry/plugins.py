@@ -118,7 +118,9 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
     found.kernels = [replace(k, **origin) for k in _items(hook.quantdispatch_kernels(), Kernel, "kernel")]
     found.backends = _items(hook.quantdispatch_backends(), Backend, "backend")
     if hook.quantdispatch_config.get_hookimpls():
-        found.rewrite = lambda config: next((r for r in hook.quantdispatch_config(config=config) if r is not None), None)
+        found.rewrite = lambda config: next(
+            (r for r in hook.quantdispatch_config(config=config) if r is not None), None
+        )
     _check_names([r.name for r in found.rules], "rule")
     _check_names([k.name for k in found.kernels], "kernel")
     found.status = replace(

@@ -86,7 +86,7 @@ def _without_followers(mismatches: list[Mismatch]) -> list[Mismatch]:
 
 
 class Args:
-    """Constraints on one side's quant args, which must be there: ``Args(type="int", num_bits={4, 8}, symmetric=False)``."""
+    """Constraints on one side's quant args, which must be there: ``Args(type="int", num_bits={4, 8})``."""
 
     def __init__(self, **fields: Any) -> None:
         unknown = sorted(set(fields) - set(ARGS_FIELDS))
@@ -161,7 +161,7 @@ def _order(verdict: Verdict) -> tuple[bool, int]:
 
 
 class When(Predicate):
-    """What a rule demands of a layer's facts: ``kind``, ``format``, ``weights``, ``inputs``, ``outputs``, ``same_group``."""
+    """What a rule demands of a layer: ``kind``, ``format``, ``weights``, ``inputs``, ``outputs``, ``same_group``."""
 
     known = LAYER_FIELDS
 

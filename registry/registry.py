@@ -87,14 +87,16 @@ class Registry:
         """
         if backend is not None and backend not in {k.backend for k in self.kernels}:
             known = sorted({k.backend for k in self.kernels})
-            raise PluginError(f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known))
+            raise PluginError(
+                f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known)
+            )
         key = (spec, environment, backend, probe)
         if key not in self._selected:
             self._selected[key] = select(spec, environment.facts, self.kernels, backend=backend, probe=probe)
         return self._selected[key]
 
     def rewrite_config(self, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """Let plugins translate a foreign ``quantization_config``: the block to use, and the distribution that did it."""
+        """Let plugins translate a foreign ``quantization_config``: the block to use, and whose plugin did it."""
         for plugin in self._collected:
             rewritten = plugin.rewrite(config) if plugin.rewrite is not None else None
             if rewritten is not None:
@@ -148,7 +150,11 @@ def _settle(own: list[Rule], foreign: list[Rule]) -> tuple[list[Rule], list[Regi
     for rule in [r for r in foreign if id(r) not in out]:
         missing = [name for name in rule.overrides if name not in names]
         if missing:
-            drop("unknown-override", f"rule {rule.name} of {rule.distribution} overrides unknown {', '.join(missing)}", rule)
+            drop(
+                "unknown-override",
+                f"rule {rule.name} of {rule.distribution} overrides unknown {', '.join(missing)}",
+                rule,
+            )
     while cycle := find_cycle({r.name: r.overrides for r in foreign if id(r) not in out}):
         members = [r for r in foreign if r.name in cycle]
         drop("override-cycle", f"overrides form a cycle: {' -> '.join(cycle)}; all of them are disabled", *members)
@@ -169,7 +175,9 @@ def _drop_overlaps(own: list[Rule], foreign: list[Rule], out: set[int], problems
                 found.append((rule, other, layer))
     for rule, other, layer in found:
         sides = ", ".join(f"{s} {a.describe()}" for s in ("weights", "inputs") if (a := getattr(layer, s)) is not None)
-        both = f"{rule.name} ({rule.distribution}, {rule.source}) and {other.name} ({other.distribution}, {other.source})"
+        both = (
+            f"{rule.name} ({rule.distribution}, {rule.source}) and {other.name} ({other.distribution}, {other.source})"
+        )
         losers = (rule,) if other in own else (rule, other)
         verb = f"{rule.name} is disabled" if len(losers) == 1 else "both are disabled"
         drop("overlap", f"rules {both} both match {layer.kind}, format {layer.format}, {sides}: {verb}", *losers)
@@ -184,7 +192,11 @@ def _settle_kernels(own: list[Kernel], foreign: list[Kernel]) -> tuple[list[Kern
     for name in sorted(set(names)):
         if name in own_names or names.count(name) > 1:
             dists = tuple(sorted({k.distribution for k in foreign if k.name == name}))
-            problems.append(RegistryProblem("name-clash", f"kernel {name} of {', '.join(dists)} is disabled: the name is taken", dists))
+            problems.append(
+                RegistryProblem(
+                    "name-clash", f"kernel {name} of {', '.join(dists)} is disabled: the name is taken", dists
+                )
+            )
     return own + kept, problems
 
 

@@ -17,7 +17,7 @@ from .operands import Operands
 
 
 class TensorInfo(Protocol):
-    """One entry of a safetensors header. ``dtype`` is the file's own code: I32, I64, I8, U8, BF16, F16, F32, F8_E4M3."""
+    """One entry of a safetensors header. ``dtype`` is the file's own code: I32, I64, I8, U8, BF16, F32, F8_E4M3."""
 
     @property
     def name(self) -> str: ...

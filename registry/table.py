@@ -62,7 +62,9 @@ class Overlap:
         names = " and ".join(f"{r.name} ({r.distribution or 'unknown'}, {r.source})" for r in (self.first, self.second))
         args = self.witness
         sides = ", ".join(
-            f"{side} {getattr(args, side).describe()}" for side in ("weights", "inputs", "outputs") if getattr(args, side)
+            f"{side} {getattr(args, side).describe()}"
+            for side in ("weights", "inputs", "outputs")
+            if getattr(args, side)
         )
         return f"{names} both match {args.kind}, format {args.format}, {sides or 'nothing quantized'}"
 
@@ -83,12 +85,14 @@ class RuleTable:
 
     @classmethod
     def build(cls, rules: Iterable[Rule]) -> RuleTable:
-        """A table of ``rules``. Raises ``PluginError`` for a name given twice, a bad override, or an undeclared overlap."""
+        """A table of ``rules``. Raises ``PluginError`` for a name given twice, a bad override, an overlap."""
         rules = list(rules)
         for problem in [*name_clashes(rules), *override_faults(rules)]:
             raise PluginError(problem)
         for overlap in overlaps(rules):
-            raise PluginError(f"undeclared overlap: {overlap}", remedy=f"let one of them say overrides=({overlap.first.name!r},)")
+            raise PluginError(
+                f"undeclared overlap: {overlap}", remedy=f"let one of them say overrides=({overlap.first.name!r},)"
+            )
         return cls(rules)
 
     def resolve(self, facts: LayerFacts) -> Decision:

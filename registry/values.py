@@ -1,7 +1,7 @@
 """Marker values of facts: ``ABSENT`` (there is none) and ``UNKNOWN`` (there may be, nobody has looked).
 
-A config.json has no shapes, so N and K are ``UNKNOWN`` there; a weight-only layer has no input quant args, so ``inputs``
-is ``ABSENT``. A requirement on an unknown fact answers *if*, on an absent one yes or no.
+A config.json has no shapes, so N and K are ``UNKNOWN`` there; a weight-only layer has no input quant args, so
+``inputs`` is ``ABSENT``. A requirement on an unknown fact answers *if*, on an absent one yes or no.
 """
 
 from __future__ import annotations

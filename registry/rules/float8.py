@@ -20,7 +20,13 @@ PLAIN = {"tensor", "channel"}
 
 def _weights(strategy: Any) -> Args:
     return Args(
-        type="float", num_bits=8, strategy=strategy, symmetric=True, dynamic=False, scale_dtype=FLOAT_SCALES, actorder=None
+        type="float",
+        num_bits=8,
+        strategy=strategy,
+        symmetric=True,
+        dynamic=False,
+        scale_dtype=FLOAT_SCALES,
+        actorder=None,
     )
 
 

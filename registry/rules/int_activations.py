@@ -5,20 +5,24 @@ Formats as in :mod:`.int_weights`; the inputs' scale and zero point, where stati
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..domains import between
 from ..predicates import Args, When
 from ..values import ABSENT as Absent
 from .int_weights import CHANNEL, FLOAT_SCALES, GROUP, KINDS
 from .rule import Rule
 
-TENSOR = {"strategy": "tensor", "actorder": {None, "weight", "static"}}
-TOKEN_DYNAMIC = Args(type="int", num_bits=8, strategy="token", symmetric={True, False}, dynamic=True, scale_dtype=FLOAT_SCALES)
+TENSOR: dict[str, Any] = {"strategy": "tensor", "actorder": {None, "weight", "static"}}
+TOKEN_DYNAMIC = Args(
+    type="int", num_bits=8, strategy="token", symmetric={True, False}, dynamic=True, scale_dtype=FLOAT_SCALES
+)
 TENSOR_ANY = Args(
     type="int", num_bits=8, strategy="tensor", symmetric={True, False}, dynamic={True, False}, scale_dtype=FLOAT_SCALES
 )
 
 
-def _when(formats: set[str], strategies: tuple[dict[str, object], ...]) -> When:
+def _when(formats: set[str], strategies: tuple[dict[str, Any], ...]) -> When:
     boxes = [
         When(
             kind=KINDS,

@@ -7,6 +7,8 @@ but old checkpoints have it; a channel has no groups to order.
 
 from __future__ import annotations
 
+from typing import Any
+
 from ..domains import at_least, between
 from ..predicates import Args, When
 from ..values import ABSENT as Absent
@@ -15,11 +17,15 @@ from .rule import Rule
 KINDS = {"linear", "lm_head"}
 #: a scale in one of these; uint8 (an exponent) and float8 belong to the mx and nv formats
 FLOAT_SCALES = {None, "bfloat16", "float16", "float32"}
-CHANNEL = {"strategy": "channel", "actorder": {None, "weight", "static"}}
-GROUP = {"strategy": "group", "group_size": at_least(1), "actorder": {None, "weight", "static", "group"}}
+CHANNEL: dict[str, Any] = {"strategy": "channel", "actorder": {None, "weight", "static"}}
+GROUP: dict[str, Any] = {
+    "strategy": "group",
+    "group_size": at_least(1),
+    "actorder": {None, "weight", "static", "group"},
+}
 
 
-def _weights(strategy: dict[str, object]) -> Args:
+def _weights(strategy: dict[str, Any]) -> Args:
     return Args(
         type="int", num_bits=between(2, 8), symmetric={True, False}, dynamic=False, scale_dtype=FLOAT_SCALES, **strategy
     )

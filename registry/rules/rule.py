@@ -41,7 +41,8 @@ class Rule:
             raise TypeError(f"a rule's name is a non-empty string, not {self.name!r}")
         if not isinstance(self.scheme, str) or not _TARGET.fullmatch(self.scheme):
             raise TypeError(f"rule {self.name}: scheme is 'module:attr', not {self.scheme!r}")
-        if isinstance(self.overrides, str):
+        overrides: object = self.overrides
+        if isinstance(overrides, str):
             raise TypeError(f"rule {self.name}: overrides is a tuple of rule names, not one string")
         object.__setattr__(self, "overrides", tuple(self.overrides))
         object.__setattr__(self, "when", union(self.when, When))

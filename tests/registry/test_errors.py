@@ -1,0 +1,47 @@
+"""Errors are one line, carry their facts, survive pickling, and have the exit codes of the contract."""
+
+import copy
+import pickle
+
+import pytest
+
+import quantdispatch as qd
+from quantdispatch.registry.errors import UnreadableCheckpointError
+
+CODES = {
+    qd.QuantDispatchError: 1,
+    qd.ConfigError: 2,
+    qd.CheckpointError: 1,
+    UnreadableCheckpointError: 2,
+    qd.NoSchemeFound: 1,
+    qd.NoKernelFound: 1,
+    qd.PluginError: 1,
+    qd.PlanError: 1,
+}
+
+
+@pytest.mark.parametrize("kind", list(CODES))
+def test_exit_codes_and_base(kind: type[qd.QuantDispatchError]) -> None:
+    assert issubclass(kind, qd.QuantDispatchError)
+    assert kind("x").exit_code == CODES[kind]
+
+
+def test_one_line_with_every_fact() -> None:
+    error = qd.ConfigError(
+        "not a\nnumber", layer="model.a", field="weights.num_bits", observed={"experts": 4}, required="an integer",
+        remedy="write one group per width",
+    )  # fmt: skip
+    assert str(error) == (
+        "model.a: not a number (field weights.num_bits, observed {'experts': 4}, required an integer); "
+        "write one group per width"
+    )
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))])
+def test_copies_keep_everything(clone: object) -> None:
+    inner = qd.NoSchemeFound("none", layer="a", nearest=("one", "two"))
+    error = clone(qd.PlanError("two layers", errors=(inner,)))  # type: ignore[operator]
+    assert isinstance(error, qd.PlanError)
+    assert error.errors[0].nearest == ("one", "two")
+    assert str(error.errors[0]) == "a: none"
+    assert error.errors[0].to_json() == {"type": "NoSchemeFound", "message": "a: none", "nearest": ["one", "two"]}
