@@ -41,9 +41,9 @@ def chat(
 ) -> Answer:
     """Answer ``prompt`` greedily.
 
-    ``source``: checkpoint folder, hub id, or a model that is loaded already (``device``, ``dtype`` and ``backend`` are then its
-    own, and ``tokenizer`` is found by its ``name_or_path`` unless given). The tokenizer's chat template is used if it has one.
-    Raises what :func:`load` raises, and ``ConfigError`` without a usable tokenizer.
+    ``source``: checkpoint folder, hub id, or a model that is loaded already (``device``, ``dtype`` and ``backend``
+    are then its own, and ``tokenizer`` is found by its ``name_or_path`` unless given). The tokenizer's chat template
+    is used if it has one. Raises what :func:`load` raises, and ``ConfigError`` without a usable tokenizer.
     """
     if isinstance(source, (str, os.PathLike)):
         folder = local_folder(source)

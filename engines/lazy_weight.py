@@ -1,13 +1,13 @@
 """What ``module.weight`` is for a quantized module: the dense weight, computed only if somebody computes with it.
 
-Model code asks a weight for its dtype, device and shape far more often than for its values (``x.to(self.wo.weight.dtype)``).
-A wrapper tensor answers those from metadata and stands in for the dequantized weight in every operation, so that code which
-multiplies by ``weight`` itself gets the right numbers, if slowly. Nothing dense stays in memory.
+Model code asks a weight for its dtype, device and shape far more often than for its values
+(``x.to(self.wo.weight.dtype)``). A wrapper tensor answers those from metadata and stands in for the dequantized
+weight in every operation, so that code which multiplies by ``weight`` itself gets the right numbers, if slowly.
+Nothing dense stays in memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -49,5 +49,8 @@ class LazyWeight(torch.Tensor):
         for argument, value in zip(func._schema.arguments, args, strict=False):
             if argument.is_write and isinstance(value, cls):
                 raise RuntimeError("the weight of a quantized layer is read-only; dequantize() the layer to change it")
-        dense: Callable[[Any], Any] = lambda a: a._layer.dense_weight(a.dtype) if isinstance(a, cls) else a  # noqa: E731
-        return func(*tree_map(dense, args), **tree_map(dense, kwargs))
+        return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
+
+
+def _dense(value: Any) -> Any:
+    return value._layer.dense_weight(value.dtype) if isinstance(value, LazyWeight) else value

@@ -30,12 +30,13 @@ def load(
 ) -> Any:
     """Load a compressed-tensors checkpoint as a transformers model in eval mode, its weights packed.
 
-    ``path``: checkpoint folder or hub id. ``dtype``: of activations and of everything unquantized. ``backend``: use only this
-    backend's kernels. The plan is kept as ``model.quantdispatch_plan``. Needs the extra ``transformers``.
+    ``path``: checkpoint folder or hub id. ``dtype``: of activations and of everything unquantized. ``backend``: use
+    only this backend's kernels. The plan is kept as ``model.quantdispatch_plan``. Needs the extra ``transformers``.
 
-    Raises ``PlanError`` (or the single error in it) before a model is built when a layer does not resolve or stored tensors
-    contradict the config; ``CheckpointError`` for missing, left-over or unusable tensors; ``ConfigError`` for an architecture
-    that the installed transformers does not have; ``NoKernelFound`` when no kernel works on this machine.
+    Raises ``PlanError`` (or the single error in it) before a model is built when a layer does not resolve or stored
+    tensors contradict the config; ``CheckpointError`` for missing, left-over or unusable tensors; ``ConfigError`` for
+    an architecture that the installed transformers does not have; ``NoKernelFound`` when no kernel works on this
+    machine.
     """
     _require_transformers()
     target = torch.device(device)
@@ -127,8 +128,8 @@ def _raw_block(resolved: Plan) -> Mapping[str, Any]:
 
 
 def _check_report(report: Mapping[str, Any], architecture: str) -> None:
-    """What transformers found missing or left over. It warns about these and loads all the same; a checkpoint that we planned
-    has to be complete."""
+    """What transformers found missing or left over. It warns about these and loads all the same; a checkpoint that we
+    planned has to be complete."""
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(

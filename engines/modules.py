@@ -1,6 +1,7 @@
 """``QuantLinear``: a linear layer whose weights stay packed, in whatever layout its kernel wants.
 
-Its ``state_dict`` is not that layout but the tensors of the checkpoint format, so that what is saved can be read by anyone.
+Its ``state_dict`` is not that layout but the tensors of the checkpoint format, so that what is saved can be read by
+anyone.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ _CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 class QuantLinear(nn.Module):
     """x [..., K] to [..., N]. Holds no parameters; the kernel's tensors are its buffers.
 
-    A new module is empty: :meth:`load_stored` or ``load_state_dict`` fills it. ``spec.dtype`` is the dtype of activations.
+    A new module is empty: :meth:`load_stored` or ``load_state_dict`` fills it. ``spec.dtype`` is the dtype of
+    activations.
     """
 
     # nn.Module's own declarations are too wide for what is read on every call
@@ -46,8 +48,8 @@ class QuantLinear(nn.Module):
         *,
         backend: str | None = None,
     ) -> None:
-        """``name``: of the module in the checkpoint, for messages. ``kernel``: bound later for the device when ``None``.
-        ``backend``: the only one to use when a kernel has to be chosen (again)."""
+        """``name``: of the module in the checkpoint, for messages. ``kernel``: bound later for the device when
+        ``None``. ``backend``: the only one to use when a kernel has to be chosen (again)."""
         super().__init__()
         self.layer_name = name
         self.scheme = scheme
@@ -70,7 +72,7 @@ class QuantLinear(nn.Module):
     def _refuse(self, x: torch.Tensor) -> None:
         if x.dtype is not self._dtype:
             raise TypeError(
-                f"{self.layer_name}: input is {dtype_name(x.dtype)}, the layer is bound to {self.spec.dtype} activations; "
+                f"{self.layer_name}: input is {dtype_name(x.dtype)}, the layer is bound to {self.spec.dtype}; "
                 f"convert the input, or the model with model.to(torch.{dtype_name(x.dtype)})"
             )
         raise ValueError(f"{self.layer_name}: input has {x.shape[-1]} features, the layer has {self.in_features}")
@@ -207,7 +209,7 @@ class QuantLinear(nn.Module):
             error_msgs.append(str(error))
 
     def _apply(self, fn: Move, recurse: bool = True) -> QuantLinear:
-        """``to``, ``half``, ``cuda``, ``share_memory`` and the like all come through here with a function of one tensor.
+        """``to``, ``half``, ``cuda``, ``share_memory`` and the like all come here with a function of one tensor.
 
         What it does to an empty tensor of the activations' dtype tells what is asked for. A new dtype or kind of device
         needs a kernel chosen and weights packed again; otherwise tensors move as they are, scales never cast.

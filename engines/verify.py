@@ -1,8 +1,8 @@
 """Every layer's kernel against compressed-tensors' own decompression: the engine behind ``quantdispatch verify``.
 
-For each quantized layer, one at a time, so that memory stays at one layer: read its tensors, compare our weight with the one
-that compressed-tensors decompresses (exactly), then compare the kernel's output on random input with a float64 product of that
-weight and of the input as the scheme quantizes it.
+For each quantized layer, one at a time, so that memory stays at one layer: read its tensors, compare our weight with
+the one that compressed-tensors decompresses (exactly), then compare the kernel's output on random input with a
+float64 product of that weight and of the input as the scheme quantizes it.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ ROWS = 16
 @dataclass(frozen=True)
 class Row:
     """One layer's verdict. ``error``: norm of the difference over norm of the truth; ``largest``: the largest single
-    difference over the largest output. ``weights_equal``: bit for bit, ``None`` where compressed-tensors cannot say (``note``
-    tells why). ``exact``: the kernel computes what the scheme says, without deviations."""
+    difference over the largest output. ``weights_equal``: bit for bit, ``None`` where compressed-tensors cannot say
+    (``note`` tells why). ``exact``: the kernel computes what the scheme says, without deviations."""
 
     name: str
     scheme: str
@@ -59,7 +59,7 @@ def verify(
     target = torch.device(device)
     resolved = plan(local_folder(path), device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     if resolved.checkpoint is None or not resolved.checkpoint.tensors:
-        raise CheckpointError("there are no stored tensors to verify", remedy="give a checkpoint folder with its weights")
+        raise CheckpointError("there are no stored tensors to verify", remedy="give a folder with the weights")
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
     generator = torch.Generator().manual_seed(seed)
     shown = track(layers, "Verifying layers", show=on_terminal())
@@ -124,7 +124,7 @@ def _reference_weight(
 
 
 def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[torch.Tensor | None, str]:
-    """The weight that the installed compressed-tensors decompresses from a layer's stored tensors, or the reason why it cannot."""
+    """What the installed compressed-tensors decompresses from a layer's stored tensors, or why it cannot."""
     try:
         from compressed_tensors.compressors import BaseCompressor
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
@@ -139,7 +139,8 @@ def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[t
         compressor = BaseCompressor.get_value_from_registry(layer.format)
         weight: torch.Tensor = compressor.decompress(dict(stored), scheme)["weight"]
     except Exception as error:  # it refuses in many ways what it no longer reads; the row says so
-        return None, f"compressed-tensors cannot decompress it: {type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
+        return None, f"compressed-tensors cannot decompress it: {reason}"
     return weight, ""
 
 

@@ -1,7 +1,7 @@
 """The quantization config that our quantizer carries through transformers.
 
-transformers' own class parses the block with the installed compressed-tensors and writes back what that version makes of it.
-Ours keeps the block as it stands in the file: it was understood by the plan, and is saved as it came.
+transformers' own class parses the block with the installed compressed-tensors and writes back what that version makes
+of it. Ours keeps the block as it stands in the file: it was understood by the plan, and is saved as it came.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Prepared:
         return self
 
 
-# The name is part of the interface: transformers compares the class names of the file's config and of one that a user passes.
+# The name is part of the interface: transformers compares the class names of the file's config and of one that a user
+# passes.
 class CompressedTensorsConfig(hf.CompressedTensorsConfig):  # type: ignore[misc]
     """Everything of the parent that tells how to load, and the raw block."""
 
@@ -54,7 +55,7 @@ class CompressedTensorsConfig(hf.CompressedTensorsConfig):  # type: ignore[misc]
 
     @property
     def quantization_config(self) -> Any:
-        """The block as the installed compressed-tensors reads it, for code that asks for it; ``None`` without groups."""
+        """The block as the installed compressed-tensors reads it, for code that asks for it."""
         from compressed_tensors.quantization import QuantizationConfig
 
         return QuantizationConfig.model_validate(self.raw) if self.raw.get("config_groups") else None

@@ -1,7 +1,7 @@
 """Names in files and names at run time: which module of a transformers model a checkpoint module became.
 
-transformers 5 renames on load (prefixes of base models, moved submodules) and merges some weights. We ask its own machinery
-and keep no table of our own, so that names agree with those of the weights that it loads itself.
+transformers 5 renames on load (prefixes of base models, moved submodules) and merges some weights. We ask its own
+machinery and keep no table of our own, so that names agree with those of the weights that it loads itself.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ...registry.errors import CheckpointError
 
 
 class RuntimeNames:
-    """The renaming that transformers applies to a checkpoint's names for ``model``, a model before its weights are loaded."""
+    """What transformers makes of a checkpoint's names for ``model``, whose weights are not loaded yet."""
 
     def __init__(self, model: Any) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping

@@ -1,7 +1,7 @@
 """Our quantizer for transformers: plans the checkpoint, puts packed modules in place, and fills them.
 
-transformers loads everything that is not quantized: embeddings, norms, ignored layers, tied weights, rotary buffers. What is
-quantized never passes through its loader: it is read from the files here, one layer at a time.
+transformers loads everything that is not quantized: embeddings, norms, ignored layers, tied weights, rotary buffers.
+What is quantized never passes through its loader: it is read from the files here, one layer at a time.
 """
 
 from __future__ import annotations
@@ -99,8 +99,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             _check_shapes(names, self._plan, {f"{p.layer.name}.{t}" for p in self._pending for t in p.layer.tensors})
         self._theirs_ignored = model._keys_to_ignore_on_load_unexpected
         _expect_leftover(model, owned)
-        # As long as it loads, transformers may treat what is not quantized like that of any other model: with this flag set,
-        # versions up to 5.20 keep the file's dtype for every tensor that they rename.
+        # As long as it loads, transformers may treat what is not quantized like that of any other model: with this
+        # flag set, versions up to 5.20 keep the file's dtype for every tensor that they rename.
         self.pre_quantized = False
         return model
 
@@ -126,7 +126,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
             raise CheckpointError(
                 "the stored layer is of another shape than the model's", layer=layer.name,
-                observed=f"[{layer.shape.n}, {layer.shape.k}]", required=f"[{linear.out_features}, {linear.in_features}]",
+                observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features],
             )  # fmt: skip
         if (linear.bias is not None) != spec.bias:
             raise CheckpointError(
@@ -207,7 +207,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if "disk" in kinds or len(kinds) > 1:
                 raise ConfigError(
                     "packed weights cannot be offloaded", field="device_map", observed=sorted(kinds),
-                    required="devices of one kind", remedy="give a device_map without cpu or disk beside the accelerator",
+                    required="devices of one kind", remedy="leave cpu and disk out of a map with accelerators",
                 )  # fmt: skip
         self._device_map = device_map
 
@@ -239,14 +239,14 @@ def _nbytes(entry: Any) -> int:
 
 
 def _expect_leftover(model: Any, names: list[str]) -> None:
-    """Keep transformers from reporting as unexpected the tensors that are ours. Set on this model only, and taken back."""
+    """Keep transformers from reporting our tensors as unexpected. Set on this model only, and taken back."""
     theirs = set(model._keys_to_ignore_on_load_unexpected or ())
     ours = {rf"^(?:{'|'.join(map(re.escape, names))})$"} if names else set()
     model._keys_to_ignore_on_load_unexpected = theirs | ours
 
 
 def _check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
-    """Unquantized tensors against the model's parameters: for quantized models older versions of transformers do not look."""
+    """Unquantized tensors against the model's: older versions of transformers do not look for quantized models."""
     assert result.checkpoint is not None
     for tensor, entry in result.checkpoint.tensors.items():
         expected = None if tensor in owned else names.parameter(tensor)

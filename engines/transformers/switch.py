@@ -45,9 +45,7 @@ def enable() -> Enabled:
     """
     global _depth
     if not is_enabled():
-        _replaced.append(
-            (auto.AUTO_QUANTIZER_MAPPING.get(METHOD), auto.AUTO_QUANTIZATION_CONFIG_MAPPING.get(METHOD))
-        )
+        _replaced.append((auto.AUTO_QUANTIZER_MAPPING.get(METHOD), auto.AUTO_QUANTIZATION_CONFIG_MAPPING.get(METHOD)))
         auto.AUTO_QUANTIZER_MAPPING[METHOD] = QuantDispatchHfQuantizer
         auto.AUTO_QUANTIZATION_CONFIG_MAPPING[METHOD] = CompressedTensorsConfig
     _depth += 1
