@@ -14,5 +14,7 @@ def layer_text(
     if weights is None and inputs is None and outputs is None:
         return ""
     parts = [weights.describe() if weights is not None else "weights unquantized"]
-    parts += [f"{side} {args.describe()}" for side, args in (("inputs", inputs), ("outputs", outputs)) if args is not None]
+    parts += [
+        f"{side} {args.describe()}" for side, args in (("inputs", inputs), ("outputs", outputs)) if args is not None
+    ]
     return "; ".join(parts) + (f" -> {_SHORT.get(dtype, dtype)}" if dtype else "")

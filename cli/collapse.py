@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 
 #: The order in which people write these, whatever order the file has them in.
 CUSTOMARY = (
-    *("self_attn", "linear_attn", "cross_attn", "mlp", "block_sparse_moe", "experts", "shared_expert", "shared_experts"),
+    *("self_attn", "linear_attn", "cross_attn", "mlp", "block_sparse_moe", "experts"),
+    *("shared_expert", "shared_experts"),
     *("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj", "q_proj", "k_proj", "v_proj", "qkv_proj", "o_proj"),
     *("out_proj", "gate_proj", "up_proj", "gate_up_proj", "down_proj", "w1", "w3", "w2"),
 )

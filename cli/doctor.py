@@ -43,10 +43,13 @@ def _report() -> dict[str, Any]:
         "python": platform.python_version(),
         "platform": f"{sys.platform} {platform.machine()}",
         "packages": [
-            {"name": name, "version": _version(name), "lost": lost, "install": install} for name, lost, install in OPTIONAL
+            {"name": name, "version": _version(name), "lost": lost, "install": install}
+            for name, lost, install in OPTIONAL
         ],
         "devices": _devices(),
-        "isa": sorted(n.removeprefix("isa.") for n, v in environment.facts.items() if n.startswith("isa.") and v is True),
+        "isa": sorted(
+            n.removeprefix("isa.") for n, v in environment.facts.items() if n.startswith("isa.") and v is True
+        ),
         "backends": {
             backend: sum(kernel.backend == backend for kernel in registry.kernels)
             for backend in dict.fromkeys(kernel.backend for kernel in registry.kernels)
@@ -78,7 +81,9 @@ def _devices() -> list[str]:
 
 
 def _print(output: Output, report: dict[str, Any]) -> None:
-    output.line((f"quantdispatch {report['quantdispatch']}", "bold"), f" · python {report['python']} · {report['platform']}")
+    output.line(
+        (f"quantdispatch {report['quantdispatch']}", "bold"), f" · python {report['python']} · {report['platform']}"
+    )
     output.line()
     output.table([(name, value) for name, value in _facts(report)])
     output.line()
@@ -98,7 +103,9 @@ def _print(output: Output, report: dict[str, Any]) -> None:
 
 
 def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
-    kernels = ", ".join(f"{name} ({count} kernel{'s' if count != 1 else ''})" for name, count in report["backends"].items())
+    kernels = ", ".join(
+        f"{name} ({count} kernel{'s' if count != 1 else ''})" for name, count in report["backends"].items()
+    )
     return [
         ("devices", ", ".join(report["devices"])),
         ("isa", " ".join(report["isa"]) or "none that a kernel asks for"),
@@ -110,4 +117,8 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
 def _package_row(package: dict[str, Any]) -> list[str | tuple[str, str]]:
     if package["version"] is not None:
         return [package["name"], (package["version"], "green")]
-    return [package["name"], ("missing", "yellow"), f"without it no {package['lost']}; pip install {package['install']!r}"]
+    return [
+        package["name"],
+        ("missing", "yellow"),
+        f"without it no {package['lost']}; pip install {package['install']!r}",
+    ]

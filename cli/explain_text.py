@@ -92,7 +92,7 @@ def origin_rows(group: Group) -> list[tuple[str, str, str]]:
     if layer.ignored_by is not None:
         return [("ignored", f'"{layer.ignored_by}"', "")]
     if layer.target is None:
-        return [("untouched", "no config group targets it", "")]
+        return [("target", "none: no config group names it", "")]
     telling = [name for name in group.stored() if name not in _USUAL]
     inferred = f" (from tensors: {', '.join(telling)})" if telling else ""
     where = f" in {layer.group}" if layer.group is not None else ""
@@ -113,14 +113,16 @@ def origin(rule: Rule) -> str:
 def kernel_rows(answers: list[KernelAnswer], layers: int) -> list[tuple[str, str, str]]:
     """``kernels`` rows: name, yes/no/if, why."""
     size = max([18, *(len(answer.kernel.name) for answer in answers)])
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     passed = False
     for answer in answers:
         for (status, reasons), count in answer.counts.items():
             shown = answer.kernel.name if not rows or rows[-1][0] != answer.kernel.name else ""
             text = _verdict(answer, status, reasons, passed)
             share = f" ({count} of {layers} layers)" if count != layers else ""
-            rows.append((answer.kernel.name, f"{shown:<{size}} {status:<3}  {text}{share}", STATUS_STYLES.get(status, "")))
+            rows.append(
+                (answer.kernel.name, f"{shown:<{size}} {status:<3}  {text}{share}", STATUS_STYLES.get(status, ""))
+            )
         passed = passed or answer.chosen == layers
     return [("kernels" if i == 0 else "", text, style) for i, (_, text, style) in enumerate(rows)]
 

@@ -8,11 +8,13 @@ from typing import Any
 from ..registry.errors import ConfigError
 from .run import require_engine
 
+
 def modules_on_meta(source: str) -> dict[str, tuple[str, ...]]:
     """Checkpoint module name to the class names of its MRO, most derived first.
 
-    ``source``: folder, config.json or hub id. Modules that transformers merges at run time (experts) come under the names
-    that they have in files, as ``Linear``. Raises ``ConfigError`` for a model that the installed transformers cannot build.
+    ``source``: folder, config.json or hub id. Modules that transformers merges at run time (experts) come under the
+    names that they have in files, as ``Linear``. Raises ``ConfigError`` for a model that the installed transformers
+    cannot build.
     """
     require_engine()
     import torch

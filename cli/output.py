@@ -39,7 +39,7 @@ def encodable(text: str, encoding: str | None) -> str:
 
 
 def wants_style(stream: TextIO) -> bool:
-    """NO_COLOR (https://no-color.org) and a dumb terminal say no, whatever FORCE_COLOR says; else a terminal says yes."""
+    """NO_COLOR (https://no-color.org) and a dumb terminal say no, whatever FORCE_COLOR says; else terminals say yes."""
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False
     return bool(os.environ.get("FORCE_COLOR")) or stream.isatty()

@@ -80,7 +80,8 @@ def findings(registry: Registry) -> list[dict[str, Any]]:
 def _check(registry: Registry, output: Output, as_json: bool) -> int:
     found = findings(registry)
     if as_json:
-        output.json({"version": 1, "findings": found, "rules": len(registry.rules.rules), "kernels": len(registry.kernels)})
+        counts = {"rules": len(registry.rules.rules), "kernels": len(registry.kernels)}
+        output.json({"version": 1, "findings": found, **counts})
         return 1 if found else 0
     for finding in found:
         output.line(("error    ", "bold red"), f"{finding['code']}: {finding['message']}")

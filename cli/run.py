@@ -14,14 +14,13 @@ from .output import Output
 _PRESENT = re.compile(r"cpu|cuda(:\d+)?|rocm(:\d+)?")
 
 
-def run_command(
-    path: str, prompt: str, max_new_tokens: int, *, backend: str | None, device: str, as_json: bool
-) -> int:
+def run_command(path: str, prompt: str, max_new_tokens: int, *, backend: str | None, device: str, as_json: bool) -> int:
     """0. Raises what loading raises, and typer's ``BadParameter`` for a device that only a plan can be made for."""
+    where = torch_device(device)
     require_engine()
     from ..engines.generate import chat
 
-    answer = chat(path, prompt, max_new_tokens=max_new_tokens, backend=backend, device=torch_device(device))
+    answer = chat(path, prompt, max_new_tokens=max_new_tokens, backend=backend, device=where)
     if as_json:
         figures = {**dataclasses.asdict(answer), "tokens_per_second": round(answer.tokens_per_second, 3)}
         Output().json({"version": 1, **figures})
@@ -41,7 +40,9 @@ def torch_device(device: str) -> str:
     """The device as torch names it. Raises ``BadParameter`` for what cannot be run on."""
     spelled = device.strip().lower()
     if not _PRESENT.fullmatch(spelled):
-        raise typer.BadParameter(f"a model runs on cpu, cuda, cuda:N or rocm, not on {device!r}; explain answers for any")
+        raise typer.BadParameter(
+            f"a model runs on cpu, cuda, cuda:N or rocm, not on {device!r}; explain answers for any"
+        )
     return spelled.replace("rocm", "cuda")
 
 

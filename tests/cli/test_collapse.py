@@ -46,7 +46,9 @@ def test_table(names: list[str], patterns: list[str]) -> None:
 
 def test_a_long_pattern_is_split_at_its_outermost_alternatives() -> None:
     names = [f"model.layers.{i}.{p}" for i in range(3) for p in ATTENTION + MLP]
-    names += [f"model.layers.{i}.mlp.experts.{e}.{p}_proj" for i in range(3, 9) for e in range(4) for p in ("up", "down")]
+    names += [
+        f"model.layers.{i}.mlp.experts.{e}.{p}_proj" for i in range(3, 9) for e in range(4) for p in ("up", "down")
+    ]
     assert collapse(names, width=70) == [
         "model.layers.0-2.{self_attn.{q,k,v,o}_proj, mlp.{gate,up,down}_proj}",
         "model.layers.3-8.mlp.experts.0-3.{up,down}_proj",
@@ -59,7 +61,9 @@ def test_depth_of_names_is_no_danger() -> None:
 
 
 def test_a_hundred_thousand_names_take_one_line() -> None:
-    names = [f"model.layers.{i}.mlp.experts.{e}.{p}_proj" for i in range(60) for e in range(256) for p in ("up", "down")]
+    names = [
+        f"model.layers.{i}.mlp.experts.{e}.{p}_proj" for i in range(60) for e in range(256) for p in ("up", "down")
+    ]
     assert collapse(names) == ["model.layers.0-59.mlp.experts.0-255.{up,down}_proj"]
 
 
