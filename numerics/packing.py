@@ -46,7 +46,6 @@ def unpack_int32(words: Tensor, bits: int, size: int, *, axis: int = 1, layout: 
     width = packed_width(size, bits, layout)
     if words.shape[1] != width:
         raise ValueError(f"{size} values of {bits} bits take {width} words, {words.shape[1]} were given")
-    words = words.contiguous()
     if _same_in_both(bits) or layout == "dense":
         values = _unpack_dense(words, bits, size)
     else:
@@ -84,7 +83,8 @@ def _as_words(stored: Tensor, width: int) -> Tensor:
 
 def _unpack_dense(words: Tensor, bits: int, size: int) -> Tensor:
     rows = words.shape[0]
-    stored = words.view(torch.uint8)
+    # through one dimension here too: a single column may count as contiguous with a column stride that is not 1
+    stored = words.reshape(-1).view(torch.uint8).view(rows, words.shape[1] * 4)
     if bits in _SPLITS:
         values = stored.reshape(-1)
         for half in _SPLITS[bits]:
