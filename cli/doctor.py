@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import platform
+import shlex
 import sys
+import warnings
 from typing import Any
 
 from ..registry.environment import Environment
@@ -35,7 +37,9 @@ def doctor_command(*, as_json: bool) -> int:
 
 
 def _report() -> dict[str, Any]:
-    registry = get_registry()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # broken plugins have their own lines below
+        registry = get_registry()
     environment = Environment.detect("cpu")
     return {
         "version": 1,
@@ -120,5 +124,5 @@ def _package_row(package: dict[str, Any]) -> list[str | tuple[str, str]]:
     return [
         package["name"],
         ("missing", "yellow"),
-        f"without it no {package['lost']}; pip install {package['install']!r}",
+        f"without it no {package['lost']}; pip install {shlex.quote(package['install'])}",
     ]

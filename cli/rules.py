@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..registry.errors import QuantDispatchError
+from ..registry.facts import SIDES
 from ..registry.registry import Registry, get_registry
 from .explain_text import labelled, origin
 from .output import Line, Output
 
 if TYPE_CHECKING:
+    from ..registry.predicates import Box
     from ..registry.rules import Rule
 
 
@@ -49,8 +51,7 @@ def _listing(registry: Registry) -> Iterator[Line]:
         name, error = scheme_name(registry, rule)
         yield [(rule.name, "bold cyan"), *([f"   {rule.summary}"] if rule.summary else [])]
         rows = [("scheme", name, ""), ("from", origin(rule), "")]
-        for i, box in enumerate(rule.predicate.boxes):
-            rows.append(("when" if i == 0 else "or", str(box), ""))
+        rows += condition_rows(rule.predicate.boxes)
         rows += [("overrides", ", ".join(rule.overrides), "")] if rule.overrides else []
         rows += [("same as", f"{engine}: {', '.join(names)}", "") for engine, names in rule.equivalents.items()]
         rows += [("differs", f"{engine}: {reason}", "") for engine, reason in rule.differs.items()]
@@ -61,6 +62,30 @@ def _listing(registry: Registry) -> Iterator[Line]:
     kernels = len(registry.kernels)
     text = f"{len(registry.rules.rules)} rules · {kernels} kernel{'s' if kernels != 1 else ''} · backends: {backends}"
     yield [(text, "dim")]
+
+
+def condition_rows(boxes: Sequence[Box]) -> list[tuple[str, str, str]]:
+    """What all alternatives ask for, then what each of several asks for besides."""
+    shared = {name for name, wanted in boxes[0].fields if all(box.domains.get(name) == wanted for box in boxes[1:])}
+    rows = _side_rows("when", [(n, str(d)) for n, d in boxes[0].fields if n in shared])
+    for i, box in enumerate(boxes if len(boxes) > 1 else ()):
+        own = [(n, str(d)) for n, d in box.fields if n not in shared]
+        rows += [
+            ("either" if i == 0 else "or", "; ".join(text for _, text, _ in _side_rows("", own)) or "nothing else", "")
+        ]
+    return rows
+
+
+def _side_rows(label: str, fields: Sequence[tuple[str, str]]) -> list[tuple[str, str, str]]:
+    """``kind: ...`` and the like in one row, then one row for each of weights, inputs and outputs."""
+    own = [f"{name} {text}" for name, text in fields if name not in SIDES and "." not in name]
+    rows = [", ".join(own)] if own else []
+    for side in SIDES:
+        parts = [f"{name.partition('.')[2]} {text}" for name, text in fields if name.startswith(f"{side}.")]
+        whole = dict(fields).get(side)
+        if parts or whole is not None:
+            rows.append(f"{side} {', '.join(parts) if parts else whole}")
+    return [(label if i == 0 else "", text, "") for i, text in enumerate(rows)]
 
 
 def findings(registry: Registry) -> list[dict[str, Any]]:

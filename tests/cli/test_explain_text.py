@@ -83,7 +83,7 @@ def plan(*layers: Any, **changes: Any) -> Any:
         "model_type": "llama",
         "format": "pack-quantized",
         "version": "0.19.0",
-        "environment": SimpleNamespace(describe=lambda: "cpu (avx512_bf16, 2 threads)"),
+        "environment": SimpleNamespace(describe=lambda: "cpu (avx2, 2 threads)"),
         "checkpoint": object(),
     }
     return SimpleNamespace(**{**values, **changes})
@@ -101,7 +101,7 @@ def problem(code: str, severity: str, message: str, where: str | None = None) ->
 def test_the_sample_of_the_docs() -> None:
     layers = [layer(f"model.layers.{i}.{part}") for i in range(30) for part in PARTS]
     assert text(plan(*layers, dense("lm_head", kind="lm_head"))) == [
-        "LlamaForCausalLM · pack-quantized · written by compressed-tensors 0.19.0 · device cpu (avx512_bf16, 2 threads)",
+        "LlamaForCausalLM · pack-quantized · written by compressed-tensors 0.19.0 · device cpu (avx2, 2 threads)",
         "",
         "210 layers   wNa16_int   int4 asymmetric, group 64 -> bf16   cpu / int4_torch",
         "    model.layers.0-29.{self_attn.{q,k,v,o}_proj, mlp.{gate,up,down}_proj}",
@@ -127,7 +127,7 @@ def test_a_miss_shows_the_nearest_rules_and_the_remedy() -> None:
     )
     missed = layer("a.b", weights=INT9, rule=None, scheme=None, kernel=None, selection=None, spec=None, error=error)
     assert text(plan(missed, dense("lm_head"), format=None, version=None, architecture=None, model_type=None)) == [
-        "device cpu (avx512_bf16, 2 threads)",
+        "device cpu (avx2, 2 threads)",
         "",
         "1 layer    no scheme   int9 symmetric, group 64   no kernel",
         "    a.b",
