@@ -1,0 +1,203 @@
+"""Which modules a checkpoint has, as far as the names and shapes of its tensors tell.
+
+A safetensors file names tensors, not classes. A module with a 2-D ``weight``, or a packed one, is taken for a Linear
+unless its name says otherwise; what was inferred is said in the plan and can be overridden with ``modules=``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .errors import ConfigError
+from .headers import TensorEntry
+
+LINEAR = ("Linear",)
+EMBEDDING = ("Embedding",)
+
+_EMBEDDINGS = frozenset(
+    {
+        *("embed_tokens", "embed_tokens_per_layer", "tok_embeddings", "word_embeddings", "token_embedding"),
+        *("position_embeddings", "position_embedding", "pos_embedding", "token_type_embeddings", "embed_positions"),
+        *("wte", "wpe", "embed_in", "embedding", "embeddings", "shared", "relative_attention_bias"),
+    }
+)
+_HEADS = frozenset({"lm_head", "embed_out"})
+#: some decoders call their head plainly ``output``; deeper down that is the name of many other things
+_SHORT_HEAD = re.compile(r"(?:model\.)?output")
+_EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
+_PROJECTIONS = frozenset(
+    {
+        *("k_proj", "v_proj", "qkv_proj", "kv_b_proj", "kv_a_proj_with_mqa", "query_key_value", "Wqkv", "c_attn"),
+        *("wk", "wkv", "wv", "wkv_b"),
+    }
+)
+#: towers whose attention keeps no cache
+_CACHELESS = frozenset(
+    {
+        "visual",
+        "vision_tower",
+        "vision_model",
+        "vision_encoder",
+        "audio_tower",
+        "audio_model",
+        "audio_encoder",
+        "encoder",
+    }
+)
+#: models whose projections are of a class of transformers with a transposed 2-D weight, which is not a Linear
+_CONV1D_MODELS = frozenset({"gpt2", "openai-gpt", "imagegpt", "decision_transformer", "gpt2-double-heads"})
+_CONV1D = frozenset({"c_attn", "c_proj", "c_fc", "q_attn"})
+
+#: what quantization stores beside or instead of ``weight``
+QUANTIZED_NAMES = frozenset(
+    {
+        *("weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape", "weight_global_scale"),
+        *("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point"),
+        *("weight_scale_inv", "weight_scale_2", "input_scale_inv", "activation_scale"),
+        *("compressed", "bitmask", "row_offsets"),
+        *("q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point", "prob_output_scale"),
+    }
+)
+CACHE_NAMES = frozenset({"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"})
+_QUANTIZED_SUFFIXES = ("_packed", "_zero_point", "_g_idx", "_global_scale", "_scale_inv")
+_QUANTIZED_DTYPES = frozenset({"I8", "U8", "F8_E4M3", "F8_E5M2", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "I32", "I16"})
+
+
+@dataclass(slots=True)
+class Module:
+    """One module. ``kind``: as in :data:`.facts.KINDS`, or ``None`` for what is never quantized (norms, convolutions).
+
+    ``classes``: the MRO as class names, as far as known. ``inferred``: how kind and class were found, for people.
+    ``tensors``: by local name; empty where there are none to look at.
+    """
+
+    name: str
+    kind: str | None
+    classes: tuple[str, ...]
+    inferred: str = ""
+    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+
+
+def find_modules(tensors: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, Module]:
+    """Every module that owns a tensor, and the attention modules above their projections, in natural order of names."""
+    owned: dict[str, dict[str, TensorEntry]] = {}
+    for full, entry in tensors.items():
+        name, _, local = full.rpartition(".")
+        try:
+            owned[name][local] = entry
+        except KeyError:
+            owned[name] = {local: entry}
+    conv1d = any(part.get("model_type") in _CONV1D_MODELS for part in config_parts(config))
+    attention = (attention_class(config),)
+    modules = {name: _classify(name, own, conv1d, attention) for name, own in owned.items()}
+    for name in owned:
+        parent, _, last = name.rpartition(".")
+        if last in _PROJECTIONS and is_cached_attention(parent):
+            known = modules.get(parent)
+            if known is None:
+                modules[parent] = Module(parent, "attention", attention, f"attention, from its {last}")
+            elif known.kind is None:
+                known.kind, known.classes, known.inferred = "attention", attention, f"attention, from its {last}"
+    return dict(sorted(modules.items(), key=_natural))
+
+
+def _natural(item: tuple[str, Module]) -> str:
+    return ".".join([part.zfill(8) if part.isdigit() else part for part in item[0].split(".")])
+
+
+def _classify(name: str, own: dict[str, TensorEntry], conv1d: bool, attention: tuple[str, ...]) -> Module:
+    weight = own.get("weight")
+    if "weight_packed" in own:
+        what = "weight_packed"
+    elif weight is not None and len(weight.shape) == 2:
+        what = "2-D weight"
+    elif CACHE_NAMES.intersection(own) and weight is None:
+        return Module(name, "attention", attention, "attention, from its cache scales", own)
+    else:
+        return Module(name, None, (), "", own)
+    kind, classes = named_kind(name)
+    if kind == "linear" and conv1d and name.rpartition(".")[2] in _CONV1D:
+        return Module(name, None, ("Conv1D",), "", own)
+    return Module(name, kind, classes, f"{classes[0]}, from its {what}", own)
+
+
+def named_kind(name: str) -> tuple[str, tuple[str, ...]]:
+    """Kind and class of a module that has a weight matrix, from its name alone."""
+    last = name.rpartition(".")[2]
+    if last in _EMBEDDINGS:
+        return "embedding", EMBEDDING
+    if last in _HEADS or _SHORT_HEAD.fullmatch(name):
+        return "lm_head", LINEAR
+    return ("moe" if _EXPERT.search(name) else "linear"), LINEAR
+
+
+def kind_of_classes(name: str, classes: Sequence[str]) -> str | None:
+    """The kind of a module whose MRO is known. Only these classes are ever quantized."""
+    if "Embedding" in classes:
+        return "embedding"
+    if "Linear" in classes or "LinearBase" in classes:
+        kind, _ = named_kind(name)
+        return "linear" if kind == "embedding" else kind
+    return "attention" if any("attention" in c.lower() for c in classes) else None
+
+
+def override(modules: dict[str, Module], given: Mapping[str, str | Sequence[str]]) -> list[str]:
+    """Apply ``modules=`` to what the tensors told; returns the names that the checkpoint does not have."""
+    unknown = []
+    for name, module in given_modules(given).items():
+        known = modules.get(name)
+        if known is None:
+            unknown.append(name)
+        else:
+            known.kind, known.classes, known.inferred = module.kind, module.classes, module.inferred
+    return unknown
+
+
+def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]:
+    """``modules=`` as modules without tensors. Raises ``ConfigError`` for what is not a name and class names."""
+    modules = {}
+    for name, value in given.items():
+        classes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()
+        if not isinstance(name, str) or not classes or not all(isinstance(c, str) and c for c in classes):
+            raise ConfigError(
+                "modules maps module names to class names", field="modules", observed={name: value},
+                required="{'model.layers.0.mlp.down_proj': 'Linear'} or a tuple of class names, most derived first",
+            )  # fmt: skip
+        modules[name] = Module(name, kind_of_classes(name, classes), classes, f"{classes[0]}, as given")
+    return modules
+
+
+def is_cached_attention(name: str) -> bool:
+    """Does a module of this name attend with a cache? ``attn`` has to stand in the last part of it."""
+    parts = name.lower().split(".")
+    last = parts[-1]
+    return ("attn" in last or "attention" in last) and "linear" not in last and _CACHELESS.isdisjoint(parts)
+
+
+def quantized_names(tensors: Mapping[str, TensorEntry]) -> list[str]:
+    """Local names of a module's tensors that only quantization stores."""
+    found = [
+        name
+        for name, entry in tensors.items()
+        if name in QUANTIZED_NAMES
+        or name.endswith(_QUANTIZED_SUFFIXES)
+        or (name == "weight" and entry.dtype in _QUANTIZED_DTYPES)
+        or (name.endswith("_scale") and (base := tensors.get(name[:-6])) and base.dtype in _QUANTIZED_DTYPES)
+    ]
+    return sorted(found)
+
+
+def config_parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """A config.json and the configs of its parts, the language model's first."""
+    nested = [v for k, v in config.items() if k.endswith("_config") and isinstance(v, Mapping) and "quant" not in k]
+    return [*sorted(nested, key=lambda part: "vocab_size" not in part), config]
+
+
+def attention_class(config: Mapping[str, Any]) -> str:
+    """``LlamaAttention`` for ``LlamaForCausalLM``: the class that transformers' models name so."""
+    architectures = config.get("architectures")
+    first = architectures[0] if isinstance(architectures, list) and architectures else ""
+    return f"{first.partition('For')[0] if isinstance(first, str) else ''}Attention"

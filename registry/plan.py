@@ -1,0 +1,253 @@
+"""The whole checkpoint resolved: for each layer its rule, scheme and kernel, and the reasons."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from .assign import add_missing_head, assign, without_tied_head
+from .checkpoint import Checkpoint, collector_paused
+from .config_models import QuantConfig
+from .environment import Environment
+from .errors import ConfigError, PlanError, QuantDispatchError
+from .modules import Module, find_modules, given_modules, override
+from .problem import Problem
+from .registry import Registry, get_registry
+from .representatives import CACHE, representatives
+from .resolution import Resolution
+from .resolver import Assignment, Resolver, Task
+from .sharding import check_degree
+from .source import Source, open_source, read_quantization
+from .targets import TargetIndex
+from .transforms import FIELD, Transforms
+
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers that a reader would put on one line; ``first`` speaks for all of them."""
+
+    first: Resolution
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``layers``: by module name, in natural order. ``source``: as given. ``architecture`` and
+    ``model_type``: ``None`` where the config does not say. ``format``, ``version``: the config's own. ``environment``: assumed.
+    ``checkpoint``: its headers, or ``None`` where there were only patterns. ``config``: the quantization config."""
+
+    layers: Mapping[str, Resolution]
+    problems: tuple[Problem, ...]
+    source: str
+    config: QuantConfig
+    environment: Environment
+    device: str = "cpu"
+    dtype: str = "bfloat16"
+    tensor_parallel: int = 1
+    checkpoint: Checkpoint | None = None
+    raw: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def architecture(self) -> str | None:
+        names = self.raw.get("architectures")
+        return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
+
+    @property
+    def model_type(self) -> str | None:
+        name = self.raw.get("model_type")
+        return name if isinstance(name, str) else None
+
+    @property
+    def format(self) -> str | None:
+        return self.config.format
+
+    @property
+    def version(self) -> str | None:
+        return self.config.version
+
+    @cached_property
+    def errors(self) -> tuple[QuantDispatchError, ...]:
+        """Every layer's failure, in the order of the layers."""
+        return tuple(layer.error for layer in self.layers.values() if layer.error is not None)
+
+    @cached_property
+    def summary(self) -> tuple[LayerGroup, ...]:
+        """The layers gathered into groups, in the order in which each first appears."""
+        groups: dict[Any, list[Resolution]] = {}
+        for layer in self.layers.values():
+            groups.setdefault(layer.likeness, []).append(layer)
+        return tuple(LayerGroup(alike[0], tuple(layer.name for layer in alike)) for alike in groups.values())
+
+    def to_json(self) -> dict[str, Any]:
+        """The contract of ``explain --json``: one entry a layer, never collapsed, in a stable order."""
+        return {
+            "version": 1,
+            "source": self.source,
+            "architecture": self.architecture,
+            "model_type": self.model_type,
+            "format": self.format,
+            "written_by": self.version,
+            "device": self.device,
+            "dtype": self.dtype,
+            "tensor_parallel": self.tensor_parallel,
+            "environment": self.environment.to_json(),
+            "layers": [layer.to_json() for layer in self.layers.values()],
+            "problems": [problem.to_json() for problem in self.problems],
+        }
+
+
+def plan(
+    source: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    device: str = "cpu",
+    dtype: Any = "bfloat16",
+    tensor_parallel: int = 1,
+    modules: Mapping[str, str | Sequence[str]] | None = None,
+    environment: Mapping[str, Any] | Environment | None = None,
+    strict: bool = True,
+    backend: str | None = None,
+) -> Plan:
+    """Resolve every layer of a checkpoint, reading its config and headers only.
+
+    ``source``: checkpoint folder, config.json, hub id (``owner/name`` or ``owner/name@revision``), or a dict.
+    ``device``: ``cpu``, ``cuda``, ``cuda:sm90``, ``rocm:gfx942``. ``dtype``: of the activations, a name or a torch one.
+    ``tensor_parallel``: ranks; kernels are chosen for one rank's part. ``modules``: names to class names (or MROs),
+    where there are no tensors or they tell the wrong class. ``environment``: versions and facts to assume instead of
+    what is installed. ``backend``: consider only its kernels.
+
+    Raises ``ConfigError`` and ``UnreadableCheckpointError`` for what cannot be read. ``strict``: raises ``PlanError``
+    with every layer's failure in ``errors``; otherwise they stay in the plan.
+    """
+    dtype, degree = _dtype_name(dtype), check_degree(tensor_parallel)
+    if not isinstance(environment, Environment):
+        environment = Environment.detect(device, environment)
+    registry = get_registry()
+    opened = open_source(source)
+    config, problems = read_quantization(opened.raw, registry)
+    task = Task(registry, environment, dtype, degree, backend)
+    with collector_paused():
+        layers, found = _layers(opened, config, task, modules)
+    result = Plan(
+        layers, (*problems, *found, *_registry_problems(registry)), opened.label, config, environment, device, dtype,
+        degree, opened.checkpoint, opened.raw,
+    )  # fmt: skip
+    if strict and result.errors:
+        raise PlanError(_headline(result), errors=result.errors)
+    return result
+
+
+def _layers(
+    source: Source, config: QuantConfig, task: Task, given: Mapping[str, str | Sequence[str]] | None
+) -> tuple[dict[str, Resolution], list[Problem]]:
+    index = TargetIndex([(group.name, group.targets) for group in config.groups], config.ignore)
+    transforms = Transforms(config.transform_config)
+    problems = [
+        Problem("transform-offline", f"{t}: applied when it was written", "note", FIELD) for t in transforms.offline
+    ]
+    checkpoint = source.checkpoint
+    resolver = Resolver(task, config, stored=checkpoint is not None)
+    if checkpoint is not None:
+        problems += [Problem("files", note, "note", checkpoint.path) for note in checkpoint.notes]
+        modules = find_modules(checkpoint.tensors, checkpoint.config)
+        problems += [
+            Problem("unknown-module", f"modules names {name}, which the checkpoint does not have", where=name)
+            for name in override(modules, given or {})
+        ]
+        add_missing_head(modules, index)
+    elif given:
+        modules = given_modules(given)
+    else:
+        problems.append(
+            Problem("no-tensors", "no tensors to look at: layers stand for patterns, shapes are unknown", "note")
+        )
+        return _from_patterns(config, source, index, transforms, resolver), problems
+    layers, found = _from_modules(modules, config, index, transforms, resolver)
+    problems += without_tied_head(found, modules, source.raw)
+    return layers, problems
+
+
+def _from_modules(
+    modules: dict[str, Module], config: QuantConfig, index: TargetIndex, transforms: Transforms, resolver: Resolver
+) -> tuple[dict[str, Resolution], list[Problem]]:
+    assigned = assign(modules, config, index, transforms)
+    if config.kv_cache_scheme is not None:
+        _adopt_cache_scales(modules, assigned.assignments)
+    layers: dict[str, Resolution] = {}
+    for name, module in modules.items():
+        assignment = assigned.assignments.get(name)
+        if assignment is not None:
+            layers[name] = resolver.resolve(module, assignment)
+        elif module.kind == "attention" and config.kv_cache_scheme is not None:
+            layers[name] = resolver.cache(module)
+        elif module.tensors:
+            # Not a layer, but its tensors need an owner all the same.
+            rest = resolver.resolve(module, Assignment())
+            if rest.error is not None:
+                layers[name] = rest
+    problems = [
+        Problem(
+            "format-inferred", f"names no format: taken for {name} from its tensors", "note", f"config_groups.{group}"
+        )
+        for group, name in resolver.inferred_formats.items()
+    ]
+    return layers, assigned.problems + problems
+
+
+def _from_patterns(
+    config: QuantConfig, source: Source, index: TargetIndex, transforms: Transforms, resolver: Resolver
+) -> dict[str, Resolution]:
+    layers = {}
+    for module, place in representatives(config, source.raw, index):
+        # A pattern's own layers are unknown, so every transform may concern it.
+        online = transforms.labels if place.group is not None else ()
+        layers[module.name] = resolver.resolve(module, Assignment(place.group, place.target, place.ignored_by, online))
+    if config.kv_cache_scheme is not None:
+        layers[CACHE] = resolver.cache(Module(CACHE, "attention", ("Attention",), "attention, from kv_cache_scheme"))
+    return layers
+
+
+def _adopt_cache_scales(modules: dict[str, Module], assignments: Mapping[str, Assignment]) -> None:
+    """Old writers stored the cache's scales as output scales of the projections that fill it."""
+    for name, module in modules.items():
+        parent, _, last = name.rpartition(".")
+        owner, place = modules.get(parent), assignments.get(name)
+        if last in ("k_proj", "v_proj", "qkv_proj") and owner is not None and owner.kind == "attention":
+            if place is not None and place.group is not None and place.group.outputs is not None:
+                continue
+            for local in ("output_scale", "output_zero_point"):
+                if local in module.tensors:
+                    owner.tensors[f"{last}.{local}"] = module.tensors.pop(local)
+
+
+def _registry_problems(registry: Registry) -> Iterable[Problem]:
+    for problem in registry.problems:
+        yield Problem(problem.code, problem.message, "warning", ", ".join(problem.distributions))
+
+
+def _headline(result: Plan) -> str:
+    """One line: how many layers fail, the first failure, and how many fail alike."""
+    kinds: dict[Any, list[Resolution]] = {}
+    for layer in result.layers.values():
+        if layer.error is not None:
+            kinds.setdefault(layer.likeness[-1], []).append(layer)
+    total = len(result.errors)
+    alike = list(kinds.values())
+    head = f"{total} of {len(result.layers)} layers {'do' if total != 1 else 'does'} not resolve: {alike[0][0].error}"
+    rest = [f"{len(alike[0]) - 1} more layers fail alike"] if len(alike[0]) > 1 else []
+    rest += [f"{len(alike) - 1} other kinds of failure"] if len(alike) > 1 else []
+    return f"{head} ({', '.join(rest)})" if rest else head
+
+
+def _dtype_name(dtype: Any) -> str:
+    name = str(dtype).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ConfigError("unknown dtype of activations", field="dtype", observed=name, required=" | ".join(DTYPES))
+    return name
+
+
+__all__ = ["LayerGroup", "Plan", "Problem", "Resolution", "plan"]

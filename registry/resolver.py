@@ -1,0 +1,229 @@
+"""One layer from its place in the config to rule, scheme and kernel.
+
+Layers are many and kinds of layers few: a layer with the same assignment and the same headers as an earlier one takes
+over what was decided for that one.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import arbitration
+from .config_models import ConfigGroup, QuantConfig
+from .environment import Environment
+from .errors import NoKernelFound, NoSchemeFound, QuantDispatchError
+from .facts import SIDES, LayerFacts
+from .modules import CACHE_NAMES, Module
+from .registry import Registry
+from .resolution import Resolution, Trace
+from .scheme import Scheme
+from .sharding import shard
+from .table import Decision
+
+DENSE = "dense"
+#: unquantized layers stay modules of torch: no kernel of ours computes them
+TORCH = "torch"
+#: formats that do not say how tensors are stored
+_OPEN_FORMATS = frozenset({None, "fakequant"})
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """Where a module stands in the config: its group and the target that hit, or what ignores it, or neither.
+
+    ``transforms``: what it needs transformed at run time.
+    """
+
+    group: ConfigGroup | None = None
+    target: str | None = None
+    ignored_by: str | None = None
+    transforms: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a plan is made for."""
+
+    registry: Registry
+    environment: Environment
+    dtype: str = "bfloat16"
+    tensor_parallel: int = 1
+    backend: str | None = None
+
+
+class Resolver:
+    """Resolves modules of one checkpoint. Failures are put into :attr:`Resolution.error`, never raised."""
+
+    def __init__(self, task: Task, config: QuantConfig, *, stored: bool) -> None:
+        """``stored``: the checkpoint's headers are at hand, so that a layer without tensors misses them."""
+        self._task = task
+        self._config = config
+        self._stored = stored
+        self._known: dict[Any, Resolution] = {}
+        #: groups whose format had to be found in the tensors, with what was found
+        self.inferred_formats: dict[str, str] = {}
+
+    def resolve(self, module: Module, assignment: Assignment) -> Resolution:
+        headers = tuple((local, t.dtype, t.shape) for local, t in module.tensors.items())
+        group = assignment.group
+        place = (group and group.name, assignment.target, assignment.ignored_by, assignment.transforms)
+        # with several ranks the name says how a layer is cut
+        last = module.name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
+        key = (module.kind, module.classes, module.inferred, place, headers, last)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._decide(module, assignment)
+            return known
+        return _like(known, module)
+
+    def cache(self, module: Module) -> Resolution:
+        """The quantized key and value cache of an attention module, resolved by rules like any layer."""
+        scheme = self._config.kv_cache_scheme
+        result = Resolution(
+            module.name, "kv_cache", module.classes, module.inferred, group="kv_cache_scheme", inputs=scheme,
+            tensors=module.tensors,
+        )  # fmt: skip
+        try:
+            self._choose(result, module, LayerFacts("kv_cache", None, None, scheme), None)
+        except QuantDispatchError as error:
+            result.error = error
+        return result
+
+    def _decide(self, module: Module, assignment: Assignment) -> Resolution:
+        group = assignment.group
+        result = Resolution(
+            module.name, module.kind or "linear", module.classes, module.inferred,
+            target=assignment.target, ignored_by=assignment.ignored_by, tensors=module.tensors, format=DENSE,
+        )  # fmt: skip
+        try:
+            if module.kind is None:
+                arbitration.check_never_quantized(module)
+            if group is None:
+                arbitration.check_left_dense(module, assignment.ignored_by)
+            else:
+                result.group = group.name
+                result.weights, result.inputs, result.outputs = group.weights, group.inputs, group.outputs
+                result.format = self._format(module, group, assignment.target)
+            facts = LayerFacts(result.kind, result.format, result.weights, result.inputs, result.outputs)
+            if assignment.transforms:
+                raise self._transformed(facts, module, assignment.transforms)
+            self._choose(result, module, facts, group)
+        except QuantDispatchError as error:
+            result.error = error
+        return result
+
+    def _format(self, module: Module, group: ConfigGroup, target: str | None) -> str | None:
+        name = self._config.effective_format(group)
+        if module.tensors and name != DENSE:
+            arbitration.check_stored_quantized(module, group, target)
+        if name not in _OPEN_FORMATS or (name is not None and not module.tensors) or group.weights is None:
+            return name
+        name = arbitration.infer_format(module, group, self._config.path)
+        self.inferred_formats[group.name] = name
+        return name
+
+    def _choose(self, result: Resolution, module: Module, facts: LayerFacts, group: ConfigGroup | None) -> None:
+        """Fill in rule, scheme, shape and kernel, as far as it goes before an error is raised."""
+        registry = self._task.registry
+        decision = registry.resolve(facts)
+        result.trace = Trace(decision.trace)
+        rule = result.rule = decision.rule
+        if rule is None:
+            raise self._no_scheme(facts, module.name, decision)
+        result.equivalents, result.differs = rule.equivalents, rule.differs
+        scheme = registry.scheme_class(rule)(facts, version=self._config.version)
+        result.scheme, result.scheme_object = scheme.name, scheme
+        own = {name: t for name, t in module.tensors.items() if name not in CACHE_NAMES}
+        if "weight" in own or (self._stored and group is not None):
+            result.shape = scheme.check(module.name, own)
+            required, optional = scheme.tensor_names()
+            if group is not None:
+                arbitration.check_owned(module, required | optional, scheme.name)
+        part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
+        result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
+        if scheme.name == DENSE:
+            result.backend = TORCH
+        else:
+            self._choose_kernel(result, scheme)
+
+    def _choose_kernel(self, result: Resolution, scheme: Scheme) -> None:
+        assert result.spec is not None
+        task = self._task
+        selection = result.selection = task.registry.select(result.spec, task.environment, task.backend)
+        result.trace = Trace(result.trace.rules, selection.trace)
+        kernel = selection.kernel
+        if kernel is None:
+            raise _no_kernel(result, task)
+        result.backend, result.kernel = kernel.backend, kernel.name
+        result.conditions, result.deviations = selection.conditions, kernel.deviations
+
+    def _no_scheme(self, facts: LayerFacts, name: str, decision: Decision) -> NoSchemeFound:
+        nearest = self._task.registry.nearest(facts)
+        return NoSchemeFound(
+            f"no rule accepts {describe(facts)}", layer=name, nearest=nearest, remedy=_change(facts, nearest)
+        )
+
+    def _transformed(self, facts: LayerFacts, module: Module, transforms: Sequence[str]) -> NoSchemeFound:
+        return NoSchemeFound(
+            f"no scheme applies transforms at run time: transform_config asks for {', '.join(transforms)} "
+            f"around {describe(facts)}",
+            layer=module.name, field="transform_config", nearest=self._task.registry.nearest(facts),
+            remedy="use a checkpoint without online transforms, or a plugin with a scheme for them",
+        )  # fmt: skip
+
+
+def describe(facts: LayerFacts) -> str:
+    """``"moe layer, weights int4 symmetric, group 32, format pack-quantized"``: kind, args and format in words."""
+    words = [f"{facts.kind} layer" if facts.kind not in ("kv_cache", "attention", "lm_head") else facts.kind]
+    words += [f"{side} {args.describe()}" for side in SIDES if (args := getattr(facts, side)) is not None]
+    return ", ".join([*words, *([f"format {facts.format}"] if facts.format is not None else [])])
+
+
+def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
+    if facts.kind == "kv_cache":
+        return (
+            "no scheme quantizes the cache yet: take kv_cache_scheme out of the config to keep the cache in the "
+            "model's dtype, or install a plugin with a rule for it"
+        )
+    if nearest and nearest[0].mismatches:
+        first = nearest[0]
+        wanted = " and ".join(f"{m.field} were {m.required}" for m in first.mismatches)
+        return f"it would resolve as {first.rule.name} if {wanted}, or with a plugin that has a rule for it"
+    return "install a plugin that has a rule for it"
+
+
+def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
+    where = task.environment.describe()
+    trace = result.trace.kernels
+    reasons = "; ".join(map(str, trace)) or "no kernel is registered for it"
+    if task.backend is not None:
+        remedy = f"leave out backend={task.backend!r} to choose among all kernels"
+    else:
+        remedy = "install a package that has one, or choose another device"
+    return NoKernelFound(
+        f"no kernel computes {result.scheme} on {where}: {reasons}", layer=result.name, nearest=trace, remedy=remedy
+    )
+
+
+def _like(known: Resolution, module: Module) -> Resolution:
+    """What ``known`` says, for a module that differs in name only."""
+    return Resolution(
+        module.name, known.kind, known.classes, known.inferred, known.group, known.target, known.ignored_by,
+        known.weights, known.inputs, known.outputs, known.format, known.rule, known.scheme, known.backend, known.kernel,
+        known.conditions, known.deviations, known.equivalents, known.differs, known.trace,
+        None if known.error is None else renamed(known.error, known.name, module.name),
+        known.shape, known.scheme_object, known.spec, known.selection, module.tensors,
+    )  # fmt: skip
+
+
+def renamed(error: QuantDispatchError, old: str, new: str) -> QuantDispatchError:
+    """The same error about another layer."""
+    twin = copy.copy(error)
+    twin.layer = new
+    twin.message = re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w])", lambda _: new, error.message)
+    twin.args = (twin.message,)
+    return twin
