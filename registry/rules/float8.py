@@ -38,6 +38,9 @@ def _when(strategy: Any, inputs: Any) -> When:
     return When(kind=KINDS, format=FORMATS, weights=_weights(strategy), inputs=inputs, outputs=Absent)
 
 
+TOKEN = When(inputs=Args(strategy="token"))
+STATIC = When(inputs=Args(strategy="tensor", dynamic=False))
+
 RULES = (
     Rule(
         name="w8a8_fp8",
@@ -47,6 +50,13 @@ RULES = (
             _when(PLAIN, _inputs(strategy="tensor", dynamic={True, False})),
         ),
         scheme="quantdispatch.schemes.fp8:W8A8Fp8",
+        equivalents={
+            "vllm": {"CompressedTensorsW8A8Fp8": TOKEN | STATIC},
+            "sglang": {"CompressedTensorsW8A8Fp8": TOKEN | STATIC},
+        },
+        differs={
+            "vllm": {"scales inputs per token, not per tensor": When(inputs=Args(strategy="tensor", dynamic=True))}
+        },
     ),
     Rule(
         name="w8a8_fp8-block",
@@ -56,12 +66,19 @@ RULES = (
             _when("block", _inputs(strategy="token", dynamic=True)),
         ),
         scheme="quantdispatch.schemes.fp8:W8A8Fp8",
+        equivalents={
+            "vllm": {"CompressedTensorsW8A8Fp8": When(inputs=Args(strategy="group"))},
+            "sglang": {"CompressedTensorsW8A8Fp8": When(inputs=Args(strategy="group"))},
+        },
     ),
     Rule(
         name="w8a16_fp8",
         summary="fp8 weights per tensor, channel or block; inputs unquantized",
         when=_when(PLAIN | {"block"}, Absent),
         scheme="quantdispatch.schemes.fp8:W8A16Fp8",
-        equivalents={"vllm": ("CompressedTensorsW8A16Fp8",), "sglang": ("CompressedTensorsW8A16Fp8",)},
+        equivalents={
+            "vllm": ("CompressedTensorsW8A16Fp8",),
+            "sglang": {"CompressedTensorsW8A16Fp8": When(weights=Args(strategy={"tensor", "channel"}))},
+        },
     ),
 )

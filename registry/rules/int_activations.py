@@ -47,17 +47,35 @@ def _when(formats: set[str], strategies: tuple[dict[str, Any], ...]) -> When:
     return result
 
 
+W8 = When(weights=Args(num_bits=8, strategy={"tensor", "channel"}, symmetric=True))
+W4_TOKEN = When(
+    weights=Args(num_bits=4, strategy={"channel", "group"}, symmetric=True),
+    inputs=Args(strategy="token", symmetric=True),
+)
+
 RULES = (
     Rule(
         name="wNa8_int",
         summary="int2 to int8 weights stored as int8, tensor, channel or group; int8 inputs, static or dynamic",
         when=_when({"int-quantized", "naive-quantized"}, (TENSOR, CHANNEL, GROUP)),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
+        equivalents={
+            "vllm": {"CompressedTensorsW8A8Int8": W8, "CompressedTensorsW4A8Int": W4_TOKEN},
+            "sglang": {"CompressedTensorsW8A8Int8": W8},
+        },
     ),
     Rule(
         name="wNa8_int-packed",
         summary="int2 to int8 weights, packed, channel or group; int8 inputs, static or dynamic",
         when=_when({"pack-quantized"}, (CHANNEL, GROUP)),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
+        differs={
+            "sglang": {"expects int8 `weight`, finds packed `weight_packed`": W8},
+            "vllm": {
+                "leaves inputs unquantized in every kernel but Humming's": When(
+                    inputs=Args(strategy="token", symmetric=True)
+                )
+            },
+        },
     ),
 )

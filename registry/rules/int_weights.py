@@ -45,7 +45,10 @@ RULES = (
         summary="int2 to int8 weights, packed, symmetric or asymmetric, channel or group; inputs unquantized",
         when=_when({"pack-quantized"}),
         scheme="quantdispatch.schemes.wna16_int:WNA16Int",
-        equivalents={"vllm": ("CompressedTensorsWNA16",), "sglang": ("CompressedTensorsWNA16",)},
+        equivalents={
+            "vllm": {"CompressedTensorsWNA16": When(weights=Args(actorder={None, "weight", "static"}))},
+            "sglang": {"CompressedTensorsWNA16": When(weights=Args(num_bits={4, 8}))},
+        },
     ),
     Rule(
         name="wNa16_int-unpacked",

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ..facts import LayerFacts
 from ..predicates import Predicate, When, union
 
 _OWN = __name__.partition(".")[0]
@@ -21,8 +22,9 @@ class Rule:
 
     ``overrides``: names of rules that this one beats where both match; nothing else decides between two rules.
     ``equivalents``: engine to the class names of its schemes with the same numeric contract; ``differs``: engine that
-    accepts these args and computes something else, to the reason. ``distribution``, ``version`` and ``source`` say
-    where the rule comes from; the last is found by itself, the others are filled in when plugins are collected.
+    accepts these args and computes something else, to the reason. Where either holds for a part of the rule only, the
+    value is a mapping from class name (or reason) to the ``When`` of that part. ``distribution``, ``version`` and
+    ``source`` say where the rule comes from; the last is found by itself, the others when plugins are collected.
     """
 
     name: str
@@ -30,8 +32,8 @@ class Rule:
     scheme: str
     overrides: tuple[str, ...] = ()
     summary: str = ""
-    equivalents: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False)
-    differs: Mapping[str, str] = field(default_factory=dict, compare=False)
+    equivalents: Mapping[str, Iterable[str] | Mapping[str, When]] = field(default_factory=dict, compare=False)
+    differs: Mapping[str, str | Mapping[str, When]] = field(default_factory=dict, compare=False)
     distribution: str = field(default="", compare=False)
     version: str = field(default="", compare=False)
     source: str = field(default="", compare=False)
@@ -54,6 +56,19 @@ class Rule:
         assert isinstance(self.when, Predicate)
         return self.when
 
+    def equivalents_for(self, facts: LayerFacts) -> dict[str, tuple[str, ...]]:
+        """Engine to its scheme classes with the same numeric contract for this layer, where it has one."""
+        found = {engine: _holding(names, facts) for engine, names in self.equivalents.items()}
+        return {engine: names for engine, names in sorted(found.items()) if names}
+
+    def differs_for(self, facts: LayerFacts) -> dict[str, str]:
+        """Engine that accepts this layer and computes something else, to what it does."""
+        found = {
+            engine: "; ".join((reasons,) if isinstance(reasons, str) else _holding(reasons, facts))
+            for engine, reasons in self.differs.items()
+        }
+        return {engine: text for engine, text in sorted(found.items()) if text}
+
     def to_json(self) -> dict[str, Any]:
         return {
             "name": self.name,
@@ -62,11 +77,17 @@ class Rule:
             "overrides": list(self.overrides),
             "summary": self.summary,
             "equivalents": {k: list(v) for k, v in self.equivalents.items()},
-            "differs": dict(self.differs),
+            "differs": {k: [v] if isinstance(v, str) else list(v) for k, v in self.differs.items()},
             "distribution": self.distribution,
             "version": self.version,
             "source": self.source,
         }
+
+
+def _holding(notes: Iterable[str] | Mapping[str, When], facts: LayerFacts) -> tuple[str, ...]:
+    if isinstance(notes, Mapping):
+        return tuple(text for text, when in notes.items() if when.test(facts.flat).status == "yes")
+    return tuple(notes)
 
 
 def _caller() -> str:

@@ -54,3 +54,32 @@ def test_order_of_registration_changes_nothing() -> None:
         for row in ROWS:
             decision = table.resolve(facts_of(row))
             assert (decision.rule.name if decision.rule else "") == row["rule"]
+
+
+@pytest.mark.parametrize(
+    ("row", "equivalents", "differs"),
+    [
+        (
+            "w4a16 asymmetric group (AWQ style)",
+            {"sglang": "CompressedTensorsWNA16", "vllm": "CompressedTensorsWNA16"},
+            {},
+        ),
+        ("w3a16 group 40", {"vllm": "CompressedTensorsWNA16"}, {}),
+        ("w4a16 group activation ordering of old checkpoints", {"sglang": "CompressedTensorsWNA16"}, {}),
+        (
+            "w8a8 channel, dynamic token",
+            {"sglang": "CompressedTensorsW8A8Int8", "vllm": "CompressedTensorsW8A8Int8"},
+            {},
+        ),
+        ("w4a8 group, packed", {}, {"vllm": "leaves inputs unquantized in every kernel but Humming's"}),
+        ("w8a16 stored as int8", {}, {}),
+        ("fp8 weight-only", {"sglang": "CompressedTensorsW8A16Fp8", "vllm": "CompressedTensorsW8A16Fp8"}, {}),
+    ],
+)
+def test_what_the_engines_do_with_it(row: str, equivalents: dict[str, str], differs: dict[str, str]) -> None:
+    facts = facts_of(next(r for r in ROWS if r["id"] == row))
+    rule = REGISTRY.resolve(facts).rule
+    assert rule is not None
+    assert {engine: ", ".join(names) for engine, names in rule.equivalents_for(facts).items()} == equivalents
+    assert rule.differs_for(facts) == differs
+    assert not set(equivalents) & set(differs)
