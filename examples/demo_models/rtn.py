@@ -41,7 +41,7 @@ def quantize_and_save(
             ignore=list(variant.ignore),
             quantization_status=QuantizationStatus.INITIALIZED,
         )
-        apply_quantization_config(model, config, show_progress=False)
+        apply_quantization_config(model, config)
         for name, module in model.named_modules():
             if getattr(module, "quantization_scheme", None) is not None:
                 if variant.rewrite == "g_idx":
