@@ -7,18 +7,17 @@ decides where releases differ). What is read beyond it is listed in ``docs/readi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from .config_dtypes import dtype_name
 
 STRATEGIES = ("tensor", "channel", "group", "block", "token", "tensor_group", "attn_head")
 Strategy = Literal["tensor", "channel", "group", "block", "token", "tensor_group", "attn_head"]
 
-# No tensor has such sizes; the bound keeps every value printable and every comparison cheap.
-_Int = Annotated[int, Field(ge=-(2**31), lt=2**31)]
-
+# No tensor has larger sizes; the bound keeps every value printable.
+_LARGEST = 2**31 - 1
 _GROUPED = ("group", "tensor_group")
 _DYNAMIC = ("token", "tensor", "tensor_group", "group")
 # Old checkpoints spell the ordering that needs a stored g_idx in three ways.
@@ -47,24 +46,24 @@ class QuantArgs(BaseModel):
     ``scale_dtype``, ``zp_dtype``: plain dtype names. ``observer`` and ``observer_kwargs`` say how the writer calibrated
     and take no part in equality.
 
-    Raises pydantic's ``ValidationError``; :func:`quantdispatch.registry.config_reading.read_args` raises ``ConfigError``.
+    Raises pydantic's ``ValidationError``; ``read_args`` of :mod:`quantdispatch.registry.config` raises ``ConfigError``.
     """
 
     # The validator is built at first use: most commands import this module, few parse more than one config.
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
 
-    num_bits: _Int = 8
+    num_bits: int = 8
     type: Literal["int", "float"] = "int"
     symmetric: bool = True
-    group_size: _Int | None = None
+    group_size: int | None = None
     strategy: Strategy | None = None
-    block_structure: tuple[_Int, _Int] | None = None
+    block_structure: tuple[int, int] | None = None
     dynamic: bool | Literal["local"] = False
     actorder: Literal["weight", "static", "group"] | None = None
     scale_dtype: str | None = None
     zp_dtype: str | None = None
     observer: str | None = None
-    observer_kwargs: dict[str, Any] = Field(default_factory=dict)
+    observer_kwargs: dict[str, Any] = {}
 
     @model_validator(mode="before")
     @classmethod
@@ -89,6 +88,9 @@ class QuantArgs(BaseModel):
 
     @model_validator(mode="after")
     def _infer_and_check(self) -> QuantArgs:
+        for field, value in (("num_bits", self.num_bits), ("group_size", self.group_size or 0)):
+            if abs(value) > _LARGEST:
+                raise ArgsError(f"{field} is out of range", field, value, "an integer of 32 bits")
         # The model is frozen for its users; this is still construction.
         self.__dict__["strategy"] = strategy = self.strategy or _infer_strategy(self.group_size, self.dynamic)
         _check_strategy(self, strategy)
@@ -132,7 +134,7 @@ class QuantArgs(BaseModel):
             scope = f"{scope} {self.group_size}"
         elif self.block_structure is not None:
             scope = "block {}x{}".format(*self.block_structure)
-        comma = "," if words[-1].endswith("symmetric") and not self.dynamic else ""
+        comma = "," if len(words) == 2 and words[-1].endswith("symmetric") else ""
         text = f"{' '.join(words)}{comma} {scope}"
         if self.scale_dtype is not None:
             text += f", {self.scale_dtype} scales"
@@ -188,7 +190,7 @@ def _block_structure(value: Any) -> list[int]:
     if (
         not isinstance(parts, (list, tuple))
         or len(parts) != 2
-        or not all(isinstance(part, int) and part > 0 for part in parts)
+        or not all(isinstance(part, int) and 0 < part <= _LARGEST for part in parts)
     ):
         raise ArgsError("block_structure is not a pair of sizes", "block_structure", value, required)
     return list(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from typing import Any
 
@@ -84,6 +83,8 @@ def _read_preset(name: str, raw: Any, path: str, notes: Notes) -> ConfigGroup:
     scheme = preset(name)
     targets = read_strings(raw, path)
     if scheme is None:
+        import difflib  # only misspelt names need it
+
         near = difflib.get_close_matches(name.upper(), PRESETS, n=3)
         raise ConfigError(
             f"{path}: a list of targets needs a preset as the group's name",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 from .args import QuantArgs
 
@@ -71,7 +71,7 @@ class QuantConfig(BaseModel):
     format: str | None = "fakequant"
     ignore: tuple[str, ...] = ()
     kv_cache_scheme: QuantArgs | None = None
-    transform_config: dict[str, Any] = Field(default_factory=dict)
+    transform_config: dict[str, Any] = {}
     sparsity_config: dict[str, Any] | None = None
     moe_sparsity_config: dict[str, Any] | None = None
     quantization_status: str | None = None
@@ -80,7 +80,7 @@ class QuantConfig(BaseModel):
     quant_method: str = "compressed-tensors"
     path: str = ""
     problems: tuple[ConfigProblem, ...] = ()
-    unknown_keys: dict[str, Any] = Field(default_factory=dict)
+    unknown_keys: dict[str, Any] = {}
 
     def effective_format(self, group: ConfigGroup) -> str | None:
         """How the group's tensors are stored: its own format, else the top-level one.

@@ -33,8 +33,6 @@ _REQUIRED = {
     "string": "a string",
     "dict": "an object",
     "float": "a number",
-    "greater": "an integer of 32 bits",
-    "less": "an integer of 32 bits",
 }
 
 
@@ -76,6 +74,14 @@ def show(value: Any) -> str:
 
 
 def _printable(text: str) -> str:
+    """One line without control characters: what a file holds must not reach a terminal as it is."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def _encodable(text: str) -> str:
+    """JSON can spell half a surrogate pair, which no name of a layer has and no output can encode."""
     return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -109,13 +115,13 @@ def read_strings(value: Any, path: str) -> tuple[str, ...]:
     for index, item in enumerate(value):
         if not isinstance(item, str):
             raise wrong(join(path, index), item, "a string")
-    return tuple(_printable(item) for item in value)
+    return tuple(_encodable(item) for item in value)
 
 
 def read_optional_string(value: Any, path: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise wrong(path, value, "a string or null")
-    return None if value is None else _printable(value)
+    return None if value is None else _encodable(value)
 
 
 def read_args(raw: Any, path: str, notes: Notes) -> QuantArgs | None:
