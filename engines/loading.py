@@ -76,8 +76,8 @@ def _require_transformers() -> None:
 
 
 def _build(folder: str, resolved: Plan, device: torch.device, dtype: torch.dtype, backend: str | None) -> Any:
-    from .transformers.config import Prepared
-    from .transformers.switch import PRIVATE_METHOD, register_private
+    from .transformers.config import PRIVATE_METHOD, Prepared
+    from .transformers.switch import register_private
 
     register_private()
     config, architecture = _architecture(folder)

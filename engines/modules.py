@@ -7,6 +7,7 @@ anyone.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
 from typing import Any, cast
 
@@ -23,6 +24,8 @@ from .binding import choose_kernel, implementation
 from .lazy_weight import LazyWeight
 from .tensors import described, dtype_name
 
+#: compressed-tensors packs 3, 5, 6 and 7 bits densely from this version on, which is how they are stored back
+DENSE_PACKING = "0.18.0"
 Move = Callable[[torch.Tensor], torch.Tensor]
 _CARRIER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -144,6 +147,10 @@ class QuantLinear(nn.Module):
             )  # fmt: skip
         self.layer_shape = shape
         self._pack(operands, self.spec, target)
+        if shape.packing == "padded":
+            # what we store from here on is packed densely: where the width does not tell, the version does
+            self.scheme = copy(self.scheme)
+            self.scheme.version = DENSE_PACKING
 
     def stored_tensors(self) -> dict[str, torch.Tensor]:
         """The layer as the checkpoint format stores it, by local name: the inverse of :meth:`load_stored`."""

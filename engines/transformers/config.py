@@ -14,9 +14,10 @@ from transformers.utils import quantization_config as hf
 from transformers.utils.quantization_config import QuantizationMethod
 
 from ...registry.plan import Plan
+from ..modules import DENSE_PACKING
 
-#: compressed-tensors packs 3, 5, 6 and 7 bits densely from this version on, which is how they are saved
-DENSE_PACKING = "0.18.0"
+#: our own name in transformers' tables, for `quantdispatch.load`: nothing is replaced, no other thread disturbed
+PRIVATE_METHOD = "quantdispatch"
 
 
 @dataclass
@@ -45,12 +46,13 @@ class CompressedTensorsConfig(hf.CompressedTensorsConfig):  # type: ignore[misc]
         prepared: Prepared | None = None,
         **raw: Any,
     ) -> None:
-        self.quant_method = QuantizationMethod.COMPRESSED_TENSORS
+        # transformers picks the quantizer by this; ours then puts the common name in place
+        self.quant_method: Any = PRIVATE_METHOD if prepared else QuantizationMethod.COMPRESSED_TENSORS
         # `run_compressed=False` is the older spelling of `dequantize=True`
         self.dequantize = dequantize or run_compressed is False
         self.use_optimized_inference = use_optimized_inference
         self.prepared = prepared
-        self.raw = {**raw, "quant_method": self.quant_method.value}
+        self.raw = {**raw, "quant_method": QuantizationMethod.COMPRESSED_TENSORS.value}
         self.repacked = False
 
     @property

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils import logging as hf_logging
+from transformers.utils.quantization_config import QuantizationMethod
 
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
@@ -48,6 +49,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._plan: Plan | None = None
         self._theirs_ignored: Any = None
         self._prepared: Prepared | None = getattr(quantization_config, "prepared", None)
+        if self._prepared:
+            quantization_config.quant_method = QuantizationMethod.COMPRESSED_TENSORS
         self._from_file = self.pre_quantized
 
     # -- before transformers loads

@@ -10,12 +10,10 @@ from typing import Any
 
 from transformers.quantizers import auto
 
-from .config import CompressedTensorsConfig
+from .config import PRIVATE_METHOD, CompressedTensorsConfig
 from .quantizer import QuantDispatchHfQuantizer
 
 METHOD = "compressed-tensors"
-#: our own name in the tables, which `quantdispatch.load` uses: it needs nothing replaced and disturbs no other thread
-PRIVATE_METHOD = "quantdispatch"
 
 _replaced: list[tuple[Any, Any]] = []
 _depth = 0
