@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
 #: The order in which people write these, whatever order the file has them in.
 CUSTOMARY = (
@@ -22,15 +21,22 @@ _RANK = {name: rank for rank, name in enumerate(CUSTOMARY)}
 #: Names come from files: deeper ones keep their tail in one piece, so that no name can exhaust the stack.
 MAX_DEPTH = 40
 
-_INTEGER = re.compile(r"0|[1-9][0-9]{0,17}")
-_RANGE = re.compile(r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})")
-_SPECIAL = re.compile(r"[{},\\ ]|(?<=[0-9])-(?=[0-9])")
+# Compiled at use, and no dataclasses here: every `explain` imports this file, few need the patterns.
+_RANGE = r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})"
+_SPECIAL = r"[{},\\ ]|(?<=[0-9])-(?=[0-9])"
 
 
-@dataclass
 class _Node:
-    children: dict[str, _Node] = field(default_factory=dict)
-    ends: bool = False
+    __slots__ = ("children", "ends")
+
+    def __init__(self) -> None:
+        self.children: dict[str, _Node] = {}
+        self.ends = False
+
+
+def _is_integer(text: str) -> bool:
+    """A number that is spelled in the one way in which we would spell it."""
+    return text.isascii() and text.isdecimal() and len(text) <= 18 and (text[0] != "0" or text == "0")
 
 
 def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
@@ -97,8 +103,8 @@ def _component(keys: Sequence[str]) -> str:
         return _literal(keys[0])
     head, tail = _common(keys)
     options = [key[len(head) : len(key) - len(tail)] for key in keys]
-    numbers = sorted(int(option) for option in options if _INTEGER.fullmatch(option))
-    words = [option for option in options if not _INTEGER.fullmatch(option)]
+    numbers = sorted(int(option) for option in options if _is_integer(option))
+    words = [option for option in options if not _is_integer(option)]
     spelled = [*_runs(numbers), *(_literal(word) for word in words)]
     if len(spelled) == 1 and not head and not tail:
         return spelled[0]
@@ -111,7 +117,7 @@ def _common(keys: Sequence[str]) -> tuple[str, str]:
     first = keys[0]
     size = next((i for i in range(shortest) if any(key[i] != first[i] for key in keys)), shortest)
     numbered = first[:size].rstrip("0123456789")
-    if numbered and all(_INTEGER.fullmatch(key[len(numbered) :]) for key in keys):
+    if numbered and all(_is_integer(key[len(numbered) :]) for key in keys):
         return numbered, ""
     head = first[: first.rfind("_", 0, size) + 1]
     size = next((i for i in range(shortest - len(head)) if any(key[-1 - i] != first[-1 - i] for key in keys)), 0)
@@ -128,7 +134,9 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 
 
 def _literal(text: str) -> str:
-    return _SPECIAL.sub(lambda match: "\\" + match.group(), text)
+    if text.isidentifier() or text.isdecimal():
+        return text
+    return re.sub(_SPECIAL, lambda match: "\\" + match.group(), text)
 
 
 def expand(pattern: str) -> list[str]:
@@ -145,7 +153,7 @@ def _sequence(text: str, at: int, depth: int) -> tuple[list[str], int]:
     current = [""]
     while True:
         token, at = _token(text, at)
-        spelled = _RANGE.fullmatch(token)
+        spelled = re.fullmatch(_RANGE, token)
         choices = (
             [str(n) for n in range(int(spelled[1]), int(spelled[2]) + 1)]
             if spelled

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..registry.errors import CheckpointError
 from .args_text import layer_text
 from .collapse import collapse
 from .grouping import Group, KernelAnswer, error_text, groups
@@ -20,6 +21,8 @@ SEVERITY_STYLES = {"error": "bold red", "warning": "yellow", "note": "dim"}
 #: every quantized layer has these, so they tell nothing about it
 _USUAL = {"weight_scale", "weight_shape", "bias"}
 _SEPARATOR = " · "
+#: ignore entries shown for one group
+MAX_ENTRIES = 12
 
 
 def plan_lines(plan: Plan, width: int) -> Iterator[Line]:
@@ -71,8 +74,7 @@ def _kernel_text(layer: Resolution) -> str:
 
 
 def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
-    for pattern in collapse(group.names, width - len(INDENT)):
-        yield [INDENT, (pattern or '""', "cyan")]
+    yield from name_lines(group, width)
     rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
     rows += kernel_rows(group.kernels(), len(group.layers)) if group.first.scheme != "dense" else []
     rows += [("deviates", text, "") for text in group.first.deviations]
@@ -89,14 +91,36 @@ def labelled(rows: list[tuple[str, str, str]]) -> Iterator[Line]:
 def origin_rows(group: Group) -> list[tuple[str, str, str]]:
     """The pattern that decided, and what was read off the tensors."""
     layer = group.first
-    if layer.ignored_by is not None:
-        return [("ignored", f'"{layer.ignored_by}"', "")]
-    if layer.target is None:
-        return [("target", "none: no config group names it", "")]
+    if layer.target is None or layer.ignored_by is not None:
+        return _ignored_rows(group)
     telling = [name for name in group.stored() if name not in _USUAL]
-    inferred = f" (from tensors: {', '.join(telling)})" if telling else ""
+    inferred = f"from tensors: {', '.join(telling)}" if telling else layer.inferred
     where = f" in {layer.group}" if layer.group is not None else ""
-    return [("target", f'"{layer.target}"{where}{inferred}', "")]
+    return [("target", f'"{layer.target}"{where}' + (f" ({inferred})" if inferred else ""), "")]
+
+
+def _ignored_rows(group: Group) -> list[tuple[str, str, str]]:
+    """The ignore entries that decided, the busiest first; an ignore list may have thousands."""
+    counts = sorted(group.ignored().items(), key=lambda item: -item[1])
+    several = len(counts) > 1
+    rows = []
+    for entry, count in counts[:MAX_ENTRIES]:
+        label, text = ("ignored", f'"{entry}"') if entry is not None else ("target", "none: no config group names it")
+        rows.append((label, f"{text} ({count})" if several else text, ""))
+    if len(counts) > MAX_ENTRIES:
+        rows.append(("", f"and {len(counts) - MAX_ENTRIES} more entries (all of them with --json)", "dim"))
+    return rows
+
+
+def name_lines(group: Group, width: int) -> Iterator[Line]:
+    """The names, collapsed; a single one as it is, and none where it is its own ignore entry and stands there."""
+    names = group.names
+    if len(names) == 1:
+        patterns = [] if names[0] == group.first.ignored_by else [names[0] or '""']
+    else:
+        patterns = collapse(names, width - len(INDENT))
+    for pattern in patterns:
+        yield [INDENT, (pattern, "cyan")]
 
 
 def _rule_rows(rule: Rule | None) -> list[tuple[str, str, str]]:
@@ -173,7 +197,5 @@ def _all_clear(plan: Plan) -> Iterator[str]:
         yield f"{failed} of {len(plan.layers)} layers do not resolve"
     yield f"{unmatched} unmatched pattern{'s' if unmatched != 1 else ''}" if unmatched else "nothing unmatched"
     yield f"{broken} broken plugin{'s' if broken != 1 else ''}" if broken else "no broken plugins"
-    if plan.checkpoint is None:
-        yield "no tensors at hand: names and shapes are not checked"
-    elif not any(type(error).__name__ in ("CheckpointError", "UnreadableCheckpointError") for error in plan.errors):
+    if plan.checkpoint is not None and not any(isinstance(error, CheckpointError) for error in plan.errors):
         yield "every stored tensor has an owner"

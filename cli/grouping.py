@@ -1,9 +1,13 @@
-"""Layers that resolve alike, taken together."""
+"""Layers that resolve alike, taken together.
+
+A group is what a reader would act on as one. What merely accompanies a decision (which of many patterns ignored a dense
+layer, for which shape a kernel was refused) is counted inside the group.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -11,11 +15,11 @@ if TYPE_CHECKING:
     from ..registry.plan import Resolution
 
 
-@dataclass
 class Group:
-    """``layers`` share all that a reader would act on: args, target, rule, kernel, and the kind of failure."""
+    """``layers`` share args, target, rule, kernel, and the kind of failure."""
 
-    layers: list[Resolution] = field(default_factory=list)
+    def __init__(self, layers: Iterable[Resolution] = ()) -> None:
+        self.layers = list(layers)
 
     @property
     def first(self) -> Resolution:
@@ -30,6 +34,10 @@ class Group:
         common = set.intersection(*(set(layer.tensors) for layer in self.layers))
         return [name for name in self.first.tensors if name in common]
 
+    def ignored(self) -> dict[str | None, int]:
+        """Each ignore entry (``None``: not ignored but named by no group) and how many layers it decided."""
+        return Counter(layer.ignored_by for layer in self.layers)
+
     def kernels(self) -> list[KernelAnswer]:
         """Each kernel in rank order with the reasons that some layer of the group has for it, and how many have it.
 
@@ -39,22 +47,21 @@ class Group:
         for layer in self.layers:
             for candidate in layer.selection.trace if layer.selection is not None else ():
                 answer = answers.setdefault(candidate.kernel.name, KernelAnswer(candidate.kernel))
-                answer.add(candidate, chosen=layer.kernel == candidate.kernel.name)
+                answer.chosen += layer.kernel == candidate.kernel.name
+                answer.counts[candidate.status, tuple(candidate.reasons)] += 1
         return list(answers.values())
 
 
-@dataclass
 class KernelAnswer:
-    """What one kernel answered to the layers of a group: (status, reasons) to the number of layers."""
+    """What one kernel answered to the layers of a group.
 
-    kernel: Any
-    chosen: int = 0
-    counts: dict[tuple[str, tuple[str, ...]], int] = field(default_factory=dict)
+    ``chosen``: for how many layers it is the kernel. ``counts``: (status, reasons) to the number of layers.
+    """
 
-    def add(self, candidate: Any, *, chosen: bool) -> None:
-        self.chosen += chosen
-        key = (candidate.status, tuple(candidate.reasons))
-        self.counts[key] = self.counts.get(key, 0) + 1
+    def __init__(self, kernel: Any) -> None:
+        self.kernel = kernel
+        self.chosen = 0
+        self.counts: Counter[tuple[str, tuple[str, ...]]] = Counter()
 
 
 def groups(layers: Iterable[Resolution]) -> list[Group]:
@@ -72,6 +79,8 @@ def _place(layer: Resolution) -> int:
 
 
 def _key(layer: Resolution) -> object:
+    if layer.scheme == "dense" and layer.error is None:
+        return ("dense", layer.kind)
     return (
         *(layer.kind, layer.group, layer.target, layer.ignored_by, layer.format),
         *(layer.weights, layer.inputs, layer.outputs),

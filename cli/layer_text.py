@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..registry.facts import LayerFacts
-from ..registry.registry import get_registry
 from .args_text import layer_text
-from .collapse import collapse
-from .explain_text import INDENT, STATUS_STYLES, failure_rows, kernel_rows, labelled, origin, origin_rows
+from .explain_text import STATUS_STYLES, failure_rows, kernel_rows, labelled, name_lines, origin, origin_rows
 from .grouping import Group, groups
 from .output import Line
 
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 def layer_lines(layer: Resolution) -> Iterator[Line]:
     """Everything known about a layer: args, tensors, every rule's and every kernel's answer."""
     shape = f" · N {layer.shape.n}, K {layer.shape.k}" if layer.shape is not None else " · shape unknown"
-    yield [(layer.name, "bold cyan"), f" · {layer.kind}{shape}"]
+    inferred = f" ({layer.inferred})" if layer.inferred else ""
+    yield [(layer.name, "bold cyan"), f" · {layer.kind}{inferred}{shape}"]
     group = Group([layer])
     dtype = layer.spec.dtype if layer.spec is not None else None
     rows = [("args", layer_text(layer.weights, layer.inputs, layer.outputs, dtype) or "unquantized", "")]
@@ -46,9 +44,8 @@ def _tensor_rows(layer: Resolution) -> list[tuple[str, str, str]]:
 
 
 def _rule_rows(layer: Resolution) -> list[tuple[str, str, str]]:
-    """Every rule's answer; they are decided by the layer's facts alone, so asking again gives the plan's own answer."""
-    facts = LayerFacts(layer.kind, layer.format, layer.weights, layer.inputs, layer.outputs)
-    trace = get_registry().resolve(facts).trace
+    """Every rule's answer, the accepted one first, then the nearest."""
+    trace = layer.trace.rules
     size = max((len(candidate.rule.name) for candidate in trace), default=0)
     rows = []
     for i, candidate in enumerate(trace):
@@ -67,8 +64,7 @@ def why_not_lines(plan: Plan, backend: str, width: int) -> Iterator[Line]:
         args = layer_text(layer.weights, layer.inputs, layer.outputs, dtype)
         head = f"{count} layer{'s' if count != 1 else ''}   {layer.scheme or 'no scheme'}"
         yield [(head, "bold"), f"   {args}" if args else ""]
-        for pattern in collapse(group.names, width - len(INDENT)):
-            yield [INDENT, (pattern or '""', "cyan")]
+        yield from name_lines(group, width)
         rows = kernel_rows([a for a in group.kernels() if a.kernel.backend == backend], count)
         yield from labelled(rows or [("kernels", _no_candidate(layer, backend), "")])
 

@@ -19,12 +19,14 @@ Segment = str | tuple[str, str]
 Line = Sequence[Segment]
 
 _PLAIN = {"·": "|", "…": "...", "×": "x", "≤": "<=", "—": "-", "→": "->"}
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL = r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 
 
 def printable(text: str) -> str:
     """``text`` with control characters spelled out, so that a name cannot move the cursor or start a line."""
-    return _CONTROL.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
+    if text.isprintable():
+        return text
+    return re.sub(_CONTROL, lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def encodable(text: str, encoding: str | None) -> str:

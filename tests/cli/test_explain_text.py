@@ -46,6 +46,7 @@ def layer(name: str, **changes: Any) -> Any:
         "group": "group_0",
         "target": "Linear",
         "ignored_by": None,
+        "inferred": "Linear, as given",
         "format": "pack-quantized",
         "weights": INT4,
         "inputs": None,
@@ -111,7 +112,6 @@ def test_the_sample_of_the_docs() -> None:
         "             cpu/int4_torch     yes  chosen",
         "             reference          yes  slow, last",
         "  1 layer    dense       lm_head                             torch",
-        "    lm_head",
         '    ignored  "lm_head"',
         "",
         "nothing unmatched · no broken plugins · every stored tensor has an owner",
@@ -137,7 +137,6 @@ def test_a_miss_shows_the_nearest_rules_and_the_remedy() -> None:
         "             w8a16_fp8: weights.type is int, requires float",
         "    remedy   install a plugin that has such a rule",
         "1 layer    dense                                  torch",
-        "    lm_head",
         '    ignored  "lm_head"',
         "",
         "1 of 2 layers do not resolve · nothing unmatched · no broken plugins · every stored tensor has an owner",
@@ -175,12 +174,12 @@ def test_a_choice_under_a_condition_says_which() -> None:
     open_shape = selection(candidate(CPU, "if", "k%32 is unknown, requires 0"), candidate(REFERENCE, "yes"))
     shown = text(plan(layer("a", selection=open_shape, tensors={}), checkpoint=None))
     assert shown[4:] == [
-        '    target   "Linear" in group_0',
+        '    target   "Linear" in group_0 (Linear, as given)',
         "    rule     wNa16_int          quantdispatch 0.1.0, registry/rules/int_weights.py:41",
         "    kernels  cpu/int4_torch     if   chosen if k%32 is unknown, requires 0",
         "             reference          yes  slow, last",
         "",
-        "nothing unmatched · no broken plugins · no tensors at hand: names and shapes are not checked",
+        "nothing unmatched · no broken plugins",
     ]
 
 
@@ -247,3 +246,22 @@ def test_deviations_are_said() -> None:
 
 def test_an_untargeted_layer_says_so() -> None:
     assert "    target   none: no config group names it" in text(plan(dense("a.norm", ignored_by=None)))
+
+
+def test_dense_layers_are_one_block_whatever_ignored_them() -> None:
+    layers = [dense(f"v.{i}.fc", ignored_by="re:v.*") for i in range(3)]
+    layers += [dense("head", ignored_by="head"), dense("gate", ignored_by=None)]
+    assert text(plan(*layers))[2:8] == [
+        "5 layers   dense      torch",
+        "    v.0-2.fc",
+        "    {head,gate}",
+        '    ignored  "re:v.*" (3)',
+        '    ignored  "head" (1)',
+        "    target   none: no config group names it (1)",
+    ]
+
+
+def test_a_long_ignore_list_is_cut() -> None:
+    shown = text(plan(*[dense(f"a.{i}") for i in range(50)]))
+    assert sum(line.startswith("    ignored  ") for line in shown) == 12
+    assert "             and 38 more entries (all of them with --json)" in shown
