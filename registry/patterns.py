@@ -8,7 +8,7 @@ what it accepts matches the same names. Python's own engine never runs, because 
 * the ``regex`` package under a time limit for the rest (look-around, back-references, names that are not plain ASCII),
   and for everything when RE2 is not installed. Running out of time is a ``ConfigError``, never "no match".
 
-One difference is left: what counts as a letter, digit or space outside of ASCII, and whether U+001C to U+001F are spaces,
+One difference is left: what is a letter, digit or space outside of ASCII, and whether U+001C to U+001F are spaces,
 is for ``regex`` to say. Names of modules are Python identifiers joined by dots.
 """
 
