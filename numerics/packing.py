@@ -77,14 +77,19 @@ def _pack_dense(values: Tensor, bits: int, width: int) -> Tensor:
 
 
 def _as_words(stored: Tensor, width: int) -> Tensor:
-    # through one dimension: a single row may count as contiguous with a row stride that is no multiple of 4
-    return stored.reshape(-1).view(torch.int32).view(stored.shape[0], width)
+    return _flat(stored).view(torch.int32).view(stored.shape[0], width)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """One dimension of stride 1. A dimension of size 1 may have any stride and still count as contiguous, but a view
+    of another element size looks at the stride."""
+    flat = tensor.reshape(-1)
+    return flat if flat.stride(0) == 1 else flat.clone(memory_format=torch.contiguous_format)
 
 
 def _unpack_dense(words: Tensor, bits: int, size: int) -> Tensor:
     rows = words.shape[0]
-    # through one dimension here too: a single column may count as contiguous with a column stride that is not 1
-    stored = words.reshape(-1).view(torch.uint8).view(rows, words.shape[1] * 4)
+    stored = _flat(words).view(torch.uint8).view(rows, words.shape[1] * 4)
     if bits in _SPLITS:
         values = stored.reshape(-1)
         for half in _SPLITS[bits]:

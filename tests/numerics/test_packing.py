@@ -125,5 +125,7 @@ def test_columns_of_a_larger_tensor_and_transposes_pack_alike() -> None:
     wide = torch.randint(-8, 8, (6, 100), dtype=torch.int8)
     assert torch.equal(pack_int32(wide[:, 3:53], 4), pack_int32(wide[:, 3:53].clone(), 4))
     assert torch.equal(pack_int32(wide.t(), 4, axis=0), pack_int32(wide, 4).t())
+    one = torch.empty_strided((1, 1), (1, 5), dtype=torch.int32).fill_(0x76543210)
+    assert torch.equal(unpack_int32(one, 4, 8), torch.arange(-8, 0, dtype=torch.int8)[None])
     words = pack_int32(wide, 4)
     assert torch.equal(unpack_int32(words[1:4, :5], 4, 40), wide[1:4, :40])
