@@ -1,0 +1,112 @@
+"""``cpu/int4_torch``: 2- to 4-bit weights through torch's int4 op, w = (u - 8) * scale + zero.
+
+Codes of fewer than 4 bits fit the 16 values. The op takes groups of 32, 64, 128 or 256 columns: other multiples of 32
+and whole rows are cut into such groups by repeating scales. Int8 activations go in as codes, exact in bf16, and are
+scaled afterwards. Activation ordering sorts the columns by group once, and x in each call; groups of unequal size are
+filled up with columns that meet a zero in x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...registry.facts import KernelSpec
+from ...registry.operands import Operands
+from . import int4_layout
+from .activations import quantize_int
+from .linear import CpuLinear
+
+#: columns a group of the op may have, best first: larger groups mean fewer scales
+GROUPS = (256, 128, 64, 32)
+
+
+class Int4Linear(CpuLinear):
+    """State: ``packed`` uint8 [N, K/2] (opaque), ``scale_zero`` bf16 [K/group, N, 2], ``scale`` where it is not bf16,
+    ``zero_point`` where it cannot be told from ``scale_zero``, ``g_idx`` and ``columns`` with activation ordering.
+
+    With unequal groups K is larger there: each group is filled up to a multiple of 32.
+    """
+
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__(spec)
+        self.width = self.k if self.weights.strategy != "group" else self.weights.group_size or self.k
+
+    def pack(self, operands: Operands) -> dict[str, Tensor]:
+        codes, scale, zero_point = operands.codes, operands.scale, operands.zero_point
+        state = self.keep(operands)
+        width = self.width
+        if operands.g_idx is not None:
+            columns, width = _sorted_columns(operands.g_idx, scale.shape[1])
+            state |= {"g_idx": operands.g_idx, "columns": columns}
+            codes = F.pad(codes, (0, 1)).index_select(1, columns)
+        state["packed"] = int4_layout.pack(codes.contiguous().view(torch.uint8) + 8)
+        narrow = scale.to(torch.bfloat16)
+        zero = torch.zeros_like(narrow) if zero_point is None else -(zero_point * narrow)
+        pairs = torch.stack([narrow, zero], dim=-1).expand(self.n, -1, 2)
+        group = next(g for g in GROUPS if width % g == 0)
+        state["scale_zero"] = pairs.transpose(0, 1).repeat_interleave(width // group, dim=0).contiguous()
+        if scale.dtype != torch.bfloat16:
+            state["scale"] = scale
+        if zero_point is not None and not torch.equal(self._zero_point(narrow, zero), zero_point):
+            state["zero_point"] = zero_point
+        return state
+
+    def unpack(self, state: Mapping[str, Tensor]) -> Operands:
+        codes = int4_layout.unpack(state["packed"]).sub_(8).view(torch.int8)
+        columns, g_idx = state.get("columns"), state.get("g_idx")
+        groups = codes.shape[1] // self.width
+        if columns is not None and g_idx is not None:
+            real = columns < self.k
+            restored = torch.empty(self.n, self.k, dtype=torch.int8)
+            restored[:, columns[real].to(torch.long)] = codes[:, real]
+            codes, groups = restored, self.k // self.width
+        pairs = state["scale_zero"]
+        pairs = pairs[:: pairs.shape[0] // groups].transpose(0, 1)
+        if self.weights.strategy == "tensor":
+            pairs = pairs[:1]
+        narrow = pairs[..., 0].contiguous()
+        zero_point = state.get("zero_point")
+        if zero_point is None and not self.weights.symmetric:
+            zero_point = self._zero_point(narrow, pairs[..., 1])
+        scale = state.get("scale", narrow)
+        return self.restore(state, codes=codes, scale=scale, zero_point=zero_point, g_idx=g_idx)
+
+    @staticmethod
+    def _zero_point(narrow: Tensor, zero: Tensor) -> Tensor:
+        """Zero points from what the op gets: rounding to bf16 is off by far less than half a step of up to 16."""
+        ratio = -(zero.to(torch.float32) / narrow.to(torch.float32))
+        return ratio.round().nan_to_num_(0.0).clamp_(-128, 127).to(torch.int8).contiguous()
+
+    def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        if self.inputs is None:
+            return self._multiply(rows, state)
+        codes, scale, zero = quantize_int(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
+        if zero is not None:
+            codes = codes - zero
+        return self._multiply(codes.to(torch.bfloat16), state) * scale
+
+    def _multiply(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        columns, scale_zero = state.get("columns"), state["scale_zero"]
+        if columns is not None:
+            padded = columns.shape[0] > self.k
+            rows = (F.pad(rows, (0, 1)) if padded else rows).index_select(1, columns)
+        group = rows.shape[1] // scale_zero.shape[0]
+        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), state["packed"], group, scale_zero)
+
+
+def _sorted_columns(g_idx: Tensor, groups: int) -> tuple[Tensor, int]:
+    """Column numbers in the order of their groups, each group filled up with column K to a multiple of 32; and its
+    size. Groups of equal size that are a legal multiple need no filling."""
+    index = g_idx.to(torch.long)
+    counts = torch.bincount(index, minlength=groups)
+    width = -(-max(int(counts.max()), 1) // 32) * 32
+    order = torch.argsort(index, stable=True)
+    columns = torch.full((groups * width,), g_idx.numel(), dtype=torch.int32)
+    starts = counts.cumsum(0) - counts
+    within = torch.arange(g_idx.numel()) - starts[index[order]]
+    columns[index[order] * width + within] = order.to(torch.int32)
+    return columns, width

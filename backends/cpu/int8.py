@@ -1,0 +1,53 @@
+"""``cpu/int8_torch``: weight-only 8-bit codes through torch's int8 op, one scale a row (or one in all)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ...registry.operands import Operands
+from .linear import CpuLinear
+from .native import native_bf16
+from .ops import chunked_mm
+
+#: rows of x from which decoding to fp32 is faster than the op, on a processor without bf16 instructions
+MANY_ROWS = 8
+
+
+def int8_mm(rows: Tensor, codes: Tensor, scale: Tensor) -> tuple[Tensor, bool]:
+    """bf16 rows [M, K] times the transpose of codes [N, K] by torch's op; says whether ``scale`` [N] was applied in it.
+
+    K must be a multiple of 16: with any other the op reads past its rows and can end the process. A scale that is not
+    bf16 is left to the caller, who applies it unrounded.
+    """
+    inside = scale.dtype == torch.bfloat16
+    factor = scale if inside else torch.ones_like(scale, dtype=torch.bfloat16)
+    return torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, factor), inside
+
+
+class Int8Linear(CpuLinear):
+    """State: ``codes`` int8 [N, K], less the zero points where there are any; ``scale`` [N, 1] or [1, 1];
+    ``zero_point`` as stored. Zero points are admitted up to 7 bits, where the difference fits int8."""
+
+    def pack(self, operands: Operands) -> dict[str, Tensor]:
+        state = self.keep(operands) | {"codes": operands.codes.contiguous(), "scale": operands.scale}
+        if operands.zero_point is not None:
+            state["zero_point"] = operands.zero_point
+            state["codes"] = state["codes"] - operands.zero_point
+        return state
+
+    def unpack(self, state: Mapping[str, Tensor]) -> Operands:
+        codes, zero_point = state["codes"], state.get("zero_point")
+        if zero_point is not None:
+            codes = codes + zero_point
+        return self.restore(state, codes=codes, scale=state["scale"], zero_point=zero_point)
+
+    def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        codes = state["codes"]
+        scale = state["scale"].view(-1).expand(self.n).contiguous()
+        if rows.shape[0] >= MANY_ROWS and not native_bf16():
+            return chunked_mm(rows.to(torch.float32), codes, None, None, None, 8, 1, self.k) * scale
+        y, scaled = int8_mm(rows, codes, scale)
+        return y if scaled else y * scale.to(torch.float32)

@@ -1,0 +1,53 @@
+"""``reference``: the scheme's own numerics, run as they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...registry.errors import QuantDispatchError
+from ...registry.facts import KernelSpec, LayerFacts
+from ...registry.lazy import load_target
+from ...registry.operands import Operands
+
+EXTRA = "extra_"
+_NAMES = ("codes", "scale", "zero_point", "g_idx", "input_scale", "input_zero_point", "bias")
+
+
+class ReferenceLinear:
+    """State: the operands' tensors under their own names, further stored tensors under ``extra_<name>``."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        if not spec.reference:
+            raise QuantDispatchError(
+                f"scheme {spec.scheme} names no reference numerics", field="reference", required="module:attr"
+            )
+        self.spec = spec
+        # Looked up here and not in apply, where torch.compile would have to trace an import.
+        layer = LayerFacts(spec.kind, None, spec.weights, spec.inputs, spec.outputs)
+        self.numerics: Any = load_target(spec.reference)(layer)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.spec,))
+
+    def pack(self, operands: Operands) -> dict[str, Tensor]:
+        state = {name: value for name in _NAMES if (value := getattr(operands, name)) is not None}
+        return state | {EXTRA + name: value for name, value in operands.extra.items()}
+
+    def unpack(self, state: Mapping[str, Tensor]) -> Operands:
+        extra = {name.removeprefix(EXTRA): value for name, value in state.items() if name.startswith(EXTRA)}
+        return Operands(**{name: state.get(name) for name in _NAMES}, extra=extra)
+
+    def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """x [..., K] to [..., N] in x's dtype. For inference: raises ``QuantDispatchError`` where a gradient would have
+        to flow through, as every kernel does."""
+        if x.requires_grad and torch.is_grad_enabled():
+            raise QuantDispatchError(
+                "quantized kernels are for inference and have no gradient",
+                remedy="call the model under torch.no_grad() or torch.inference_mode()",
+            )
+        result: Tensor = self.numerics.forward(x, self.unpack(state))
+        return result
