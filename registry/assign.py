@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from .arbitration import Namespaces, is_stored_dense, mapping
 from .config_models import ConfigGroup, QuantConfig
@@ -34,6 +35,7 @@ def assign(modules: Mapping[str, Module], config: QuantConfig, index: TargetInde
     groups = {group.name: group for group in config.groups}
     result = Assigned()
     orders: dict[tuple[str, str], list[str]] = {}
+    places: dict[Any, Assignment] = {}  # layers are many, places in a config few
     doubtful: list[str] = []
     for name, module in modules.items():
         ignored = index.ignored_by(name, module.classes)
@@ -52,7 +54,10 @@ def assign(modules: Mapping[str, Module], config: QuantConfig, index: TargetInde
             elif online:
                 result.assignments[name] = Assignment(transforms=online)
             continue
-        result.assignments[name] = Assignment(group, match.target, transforms=online)
+        place = places.get((match, online))
+        if place is None:
+            place = places[match, online] = Assignment(group, match.target, transforms=online)
+        result.assignments[name] = place
         other = index.engine_order_differs(name, module.classes)
         if other is not None:
             orders.setdefault((_entry(match.group, match.target), _entry(other.group, other.target)), []).append(name)
@@ -125,7 +130,7 @@ def _unmatched(modules: Mapping[str, Module], index: TargetIndex, explained: set
     left = [(kind, entry) for kind, entry in index.unmatched() if entry not in explained]
     if any(kind == "ignore" for kind, _ in left):
         # modules without tensors of their own (blocks, towers) are in no file, but an entry may well name them
-        for parent in {parent for name in modules for parent in _parents(name)} - modules.keys():
+        for parent in _containers(modules):
             index.ignored_by(parent, ())
         still = set(index.unmatched())
         left = [item for item in left if item in still]
@@ -150,9 +155,13 @@ def without_tied_head(
     ]  # fmt: skip
 
 
-def _parents(name: str) -> Iterable[str]:
-    while name := name.rpartition(".")[0]:
-        yield name
+def _containers(modules: Mapping[str, Module]) -> Iterable[str]:
+    """Every module above those with tensors, once."""
+    seen = set(modules)
+    for name in modules:
+        while (name := name.rpartition(".")[0]) and name not in seen:
+            seen.add(name)
+            yield name
 
 
 def _count(names: list[str]) -> str:

@@ -135,7 +135,7 @@ def parse_header(text: bytes, size: int | None, file: str, *, local: bool) -> li
             nbytes = sizes.get((dtype, shape))
             if nbytes is None:
                 nbytes = sizes[dtype, shape] = _nbytes(dtype, shape, file, name)
-            fits = type(start) is int and end - start == nbytes
+            fits = type(start) is type(end) is int and end - start == nbytes
         except (KeyError, TypeError, ValueError):
             raise _malformed(file, name, raw) from None
         if not fits or start < 0:

@@ -6,7 +6,6 @@ over what was decided for that one.
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -102,6 +101,7 @@ class Resolver:
         try:
             if module.kind is None:
                 arbitration.check_never_quantized(module)
+                return result
             if group is None:
                 arbitration.check_left_dense(module, assignment.ignored_by)
             else:
@@ -134,7 +134,7 @@ class Resolver:
         rule = result.rule = decision.rule
         if rule is None:
             raise self._no_scheme(facts, module.name, decision)
-        result.equivalents, result.differs = rule.equivalents, rule.differs
+        result.equivalents, result.differs = rule.equivalents_for(facts), rule.differs_for(facts)
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
         own = {name: t for name, t in module.tensors.items() if name not in CACHE_NAMES}
@@ -222,8 +222,10 @@ def _like(known: Resolution, module: Module) -> Resolution:
 
 def renamed(error: QuantDispatchError, old: str, new: str) -> QuantDispatchError:
     """The same error about another layer."""
-    twin = copy.copy(error)
+    twin = type(error).__new__(type(error))
+    twin.__dict__.update(error.__dict__)
     twin.layer = new
-    twin.message = re.sub(rf"(?<![\w.]){re.escape(old)}(?![\w])", lambda _: new, error.message)
+    if old in error.message:
+        twin.message = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, error.message)
     twin.args = (twin.message,)
     return twin
