@@ -30,6 +30,8 @@ SIDES: dict[str, Any] = {
     "token": {**FP8, "strategy": "token", "dynamic": True},
     "channel": {**FP8, "group_size": -1},
     "block": {**FP8, "strategy": "block", "block_structure": [128, 128]},
+    "head": {**FP8, "strategy": "attn_head"},
+    "local": {"num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16, "dynamic": "local"},
     "weight-order": {**INT4, "actorder": "weight"},
     "no-order": {**INT4, "actorder": False},
     "bad": {"num_bits": "four"},
