@@ -95,19 +95,19 @@ class QuantLinear(nn.Module):
 
     @property
     def loaded(self) -> bool:
-        return bool(self._buffers)
+        return self._impl is not None and bool(self._buffers)
 
     @property
     def weight(self) -> torch.Tensor:
         """The dense weight as a :class:`LazyWeight`. Raises ``AttributeError`` while the module is empty."""
-        if not self._buffers:
+        if not self.loaded:
             raise AttributeError(f"{self.layer_name} has no weight yet: its tensors are not loaded")
         return LazyWeight(self)
 
     @property
     def bias(self) -> torch.Tensor | None:
         """[N], or ``None`` if the layer has none or is empty."""
-        if not self.spec.bias or not self._buffers:
+        if not self.spec.bias or not self.loaded:
             return None
         return cast("torch.Tensor | None", self.operands().bias)
 
@@ -189,7 +189,7 @@ class QuantLinear(nn.Module):
     # -- nn.Module's machinery
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
-        if self._buffers:
+        if self.loaded:
             for name, tensor in self.stored_tensors().items():
                 destination[prefix + name] = tensor
 
@@ -222,7 +222,7 @@ class QuantLinear(nn.Module):
         needs a kernel chosen and weights packed again; otherwise tensors move as they are, scales never cast.
         """
         target = fn(torch.empty(0, dtype=self.dtype, device=self.device))
-        if not self._buffers:
+        if not self.loaded:
             self._empty_device = target.device
             self._set_spec(replace(self.spec, dtype=dtype_name(target.dtype)))
             return self

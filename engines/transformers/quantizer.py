@@ -43,10 +43,16 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
     quantization_config: CompressedTensorsConfig
 
     def __init__(self, quantization_config: CompressedTensorsConfig, **kwargs: Any) -> None:
+        if not kwargs.get("pre_quantized", True):
+            raise ConfigError(
+                "the checkpoint is not quantized: quantdispatch loads checkpoints that are, it does not quantize",
+                field="quantization_config", remedy="leave quantization_config out, or give a quantized checkpoint",
+            )  # fmt: skip
         super().__init__(quantization_config, **kwargs)
         self._pending: list[Pending] = []
         self._device_map: Any = None
         self._plan: Plan | None = None
+        self._placeholders: list[QuantLinear] = []
         self._theirs_ignored: Any = None
         self._prepared: Prepared | None = getattr(quantization_config, "prepared", None)
         if self._prepared:
@@ -57,19 +63,15 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def validate_environment(self, *args: Any, device_map: Any = None, **kwargs: Any) -> None:
         """Called with the device map as given, and once more when an "auto" map has been worked out."""
-        config = self.quantization_config
-        if not isinstance(config, CompressedTensorsConfig):
-            raise ConfigError(
-                "the model is not quantized: quantdispatch loads checkpoints that are, it does not quantize",
-                field="quantization_config", remedy="leave quantization_config out, or give a quantized checkpoint",
-            )  # fmt: skip
-        if config.use_optimized_inference:
+        if self.quantization_config.use_optimized_inference:
             raise ConfigError(
                 "use_optimized_inference asks for transformers' own fp8 kernels, and quantdispatch is enabled",
                 field="use_optimized_inference",
                 remedy="leave it out, or call quantdispatch.engines.transformers.disable() first",
             )
         self._set_device_map(device_map)
+        while self._placeholders:
+            self._placeholders.pop()._buffers.clear()
 
     def _process_model_before_weight_loading(
         self,
@@ -148,6 +150,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             # transformers is about to divide the model among devices by size, and an empty module has none
             size = sum(_nbytes(entry) for entry in layer.tensors.values())
             packed.register_buffer("placeholder", torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
+            self._placeholders.append(packed)
         model.set_submodule(runtime, packed)
         self._pending.append(Pending(runtime, layer))
 
@@ -165,7 +168,6 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         order = sorted(self._pending, key=lambda p: min((t.file, t.start) for t in p.layer.tensors.values()))
         for pending in track(order, "Packing weights", show=show):
             module = model.get_submodule(pending.runtime)
-            module._buffers.clear()
             stored = {local: read_tensor(entry) for local, entry in pending.layer.tensors.items()}
             module.load_stored(stored, _device_of(self._device_map, pending.runtime))
             if module.layer_shape.packing == "padded":
