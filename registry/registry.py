@@ -157,7 +157,10 @@ def _settle(own: list[Rule], foreign: list[Rule]) -> tuple[list[Rule], list[Regi
             )
     while cycle := find_cycle({r.name: r.overrides for r in foreign if id(r) not in out}):
         members = [r for r in foreign if r.name in cycle]
-        drop("override-cycle", f"overrides form a cycle: {' -> '.join(cycle)}; all of them are disabled", *members)
+        homes = {r.name: f"{r.name} ({r.distribution})" for r in members}
+        drop(
+            "override-cycle", f"overrides form a cycle: {' -> '.join(homes[n] for n in cycle)}: all disabled", *members
+        )
     _drop_overlaps(own, foreign, out, problems, drop)
     return own + [r for r in foreign if id(r) not in out], problems
 

@@ -146,7 +146,7 @@ class RuleTable:
 #: How far a mismatch puts a rule off: what a layer is weighs more than how finely it was quantized.
 _WEIGHTS = {
     **{"weights": 40, "weights.type": 30, "inputs": 12, "outputs": 12, "inputs.type": 10, "kind": 9},
-    **{"weights.num_bits": 8, "weights.strategy": 7, "format": 6, "inputs.num_bits": 6, "inputs.strategy": 5},
+    **{"weights.num_bits": 8, "weights.strategy": 12, "format": 6, "inputs.num_bits": 6, "inputs.strategy": 5},
 }
 
 

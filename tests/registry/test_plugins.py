@@ -138,7 +138,7 @@ def test_conflicts_disable_the_conflicting_rules_only(case: str, turn: int) -> N
 
 
 def test_a_plugin_may_override_a_built_in_rule_by_name() -> None:
-    registry = build([source("a", moe_rule("mine", ("wNa16_int",), kind="linear", num_bits=4))])
+    registry = build([source("a", moe_rule("mine", ("wNa16_int", "wNa16_int-unpacked"), kind="linear", num_bits=4))])
     assert registry.problems == ()
     assert name_of(registry, W4) == "mine"
     assert name_of(registry, LayerFacts("linear", "pack-quantized", QuantArgs(group_size=64))) == "wNa16_int"
@@ -214,7 +214,7 @@ def plugin_site(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A venv of its own that sees this one's packages, so that installing there touches nothing here."""
     root = tmp_path_factory.mktemp("plugins")
     venv.create(root / "venv", with_pip=False, symlinks=os.name != "nt")
-    python = next((root / "venv").glob("*/python*"))
+    python = root / "venv" / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
     site = next((root / "venv").rglob("site-packages"))
     mine = [p for p in sys.path if p.endswith("site-packages")]
     # .pth files of the outer site (an editable install) are honoured only through addsitedir
