@@ -28,11 +28,7 @@ def explain_command(
     """The exit code. Raises what ``plan()`` raises, and typer's ``BadParameter`` for an unknown layer or backend."""
     if why_not is not None:
         _known_backend(why_not)
-    if meta:
-        from .meta import modules_on_meta
-
-        modules = {**modules_on_meta(source), **(modules or {})}
-    plan = make_plan(source, device=device, modules=modules, strict=False)
+    plan = _plan_on_meta(source, device, modules or {}) if meta else _plan(source, device, modules)
     if layer is not None:
         _known_layer(plan, layer)
     output = Output()
@@ -51,6 +47,22 @@ def explain_command(
 
         output.lines(plan_lines(plan, output.width))
     return exit_code(plan, layer)
+
+
+def _plan(source: str, device: str, modules: Mapping[str, tuple[str, ...]] | None) -> Plan:
+    return make_plan(source, device=device, modules=modules, strict=False)
+
+
+def _plan_on_meta(source: str, device: str, named: Mapping[str, tuple[str, ...]]) -> Plan:
+    """``named`` stands above what the model says. The model has modules that no file has (tied heads, containers): that
+    is no problem of the checkpoint."""
+    from dataclasses import replace
+
+    from .meta import modules_on_meta
+
+    plan = _plan(source, device, {**modules_on_meta(source), **named})
+    kept = tuple(p for p in plan.problems if p.code != "unknown-module" or p.where in named)
+    return replace(plan, problems=kept)
 
 
 def exit_code(plan: Plan, layer: str | None = None) -> int:
@@ -79,7 +91,7 @@ def _document(plan: Plan, layer: str | None, why_not: str | None) -> dict[str, A
 def _known_backend(name: str) -> None:
     known = sorted({kernel.backend for kernel in get_registry().kernels})
     if name not in known:
-        raise typer.BadParameter(f"no backend {name!r} is installed; installed: {', '.join(known)}")
+        raise typer.BadParameter(f"no backend {name!r} is installed; installed: {', '.join(known) or 'none'}")
 
 
 def _known_layer(plan: Plan, name: str) -> None:

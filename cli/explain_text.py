@@ -134,15 +134,15 @@ def origin(rule: Rule) -> str:
     return ", ".join(part for part in (f"{rule.distribution} {rule.version}".strip(), rule.source) if part)
 
 
-def kernel_rows(answers: list[KernelAnswer], layers: int) -> list[tuple[str, str, str]]:
-    """``kernels`` rows: name, yes/no/if, why."""
+def kernel_rows(answers: list[KernelAnswer], layers: int, instead: str | None = None) -> list[tuple[str, str, str]]:
+    """``kernels`` rows: name, yes/no/if, why. ``instead``: the chosen kernel, where ``answers`` leaves it out."""
     size = max([18, *(len(answer.kernel.name) for answer in answers)])
     rows: list[tuple[str, str, str]] = []
     passed = False
     for answer in answers:
         for (status, reasons), count in answer.counts.items():
             shown = answer.kernel.name if not rows or rows[-1][0] != answer.kernel.name else ""
-            text = _verdict(answer, status, reasons, passed)
+            text = _verdict(answer, status, reasons, passed, instead)
             share = f" ({count} of {layers} layers)" if count != layers else ""
             rows.append(
                 (answer.kernel.name, f"{shown:<{size}} {status:<3}  {text}{share}", STATUS_STYLES.get(status, ""))
@@ -151,10 +151,12 @@ def kernel_rows(answers: list[KernelAnswer], layers: int) -> list[tuple[str, str
     return [("kernels" if i == 0 else "", text, style) for i, (_, text, style) in enumerate(rows)]
 
 
-def _verdict(answer: KernelAnswer, status: str, reasons: tuple[str, ...], passed: bool) -> str:
+def _verdict(answer: KernelAnswer, status: str, reasons: tuple[str, ...], passed: bool, instead: str | None) -> str:
     words = ["; ".join(reasons)] if reasons else []
     if status != "no" and answer.chosen:
         words.insert(0, "chosen, if" if status == "if" and reasons else "chosen")
+    elif status != "no" and instead is not None:
+        words.insert(0, f"would do, but {instead} ranks higher")
     elif status != "no" and passed and not answer.kernel.slow:
         words.insert(0, "ranks lower")
     if answer.kernel.slow and status != "no":

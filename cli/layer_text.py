@@ -65,7 +65,7 @@ def why_not_lines(plan: Plan, backend: str, width: int) -> Iterator[Line]:
         head = f"{count} layer{'s' if count != 1 else ''}   {layer.scheme or 'no scheme'}"
         yield [(head, "bold"), f"   {args}" if args else ""]
         yield from name_lines(group, width)
-        rows = kernel_rows([a for a in group.kernels() if a.kernel.backend == backend], count)
+        rows = kernel_rows([a for a in group.kernels() if a.kernel.backend == backend], count, layer.kernel)
         yield from labelled(rows or [("kernels", _no_candidate(layer, backend), "")])
 
 
