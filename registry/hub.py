@@ -57,6 +57,8 @@ def open_hub(source: str) -> Checkpoint:
 def _open(source: str, repo: str, revision: str | None) -> Checkpoint:
     from huggingface_hub import constants, hf_hub_download
 
+    # Asked first: unlike a download this gives up at once when nobody answers.
+    files = [] if constants.is_offline_mode() else _files(repo, revision)
     config_path = Path(hf_hub_download(repo, CONFIG, revision=revision))
     config = read_config(config_path)
     if constants.is_offline_mode():
@@ -64,7 +66,6 @@ def _open(source: str, repo: str, revision: str | None) -> Checkpoint:
         if has_weights(config_path.parent):
             return open_checkpoint(config_path.parent)
         return Checkpoint(source, config, {}, (), ("offline: the weights are not in the cache, shapes are unknown",))
-    files = _files(repo, revision)
     if SINGLE in files:
         return assemble(source, config, _headers(repo, revision, (SINGLE,)), (SINGLE,))
     if INDEX in files:
@@ -84,7 +85,8 @@ def _open(source: str, repo: str, revision: str | None) -> Checkpoint:
 def _files(repo: str, revision: str | None) -> list[str]:
     from huggingface_hub import HfApi
 
-    return sorted(HfApi().list_repo_files(repo, revision=revision))
+    siblings = HfApi().model_info(repo, revision=revision, timeout=10).siblings or ()
+    return sorted(file.rfilename for file in siblings)
 
 
 def _headers(repo: str, revision: str | None, shards: Iterable[str]) -> list[list[TensorEntry]]:

@@ -166,7 +166,10 @@ def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]
                 "modules maps module names to class names", field="modules", observed={name: value},
                 required="{'model.layers.0.mlp.down_proj': 'Linear'} or a tuple of class names, most derived first",
             )  # fmt: skip
-        modules[name] = Module(name, kind_of_classes(name, classes), classes, f"{classes[0]}, as given")
+        kind = kind_of_classes(name, classes)
+        if kind is None and isinstance(value, str):
+            kind = named_kind(name)[0]  # one name says nothing about what it derives from
+        modules[name] = Module(name, kind, classes, f"{classes[0]}, as given")
     return modules
 
 

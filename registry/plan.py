@@ -185,10 +185,10 @@ def _from_modules(
             layers[name] = resolver.resolve(module, assignment)
         elif module.kind == "attention" and config.kv_cache_scheme is not None:
             layers[name] = resolver.cache(module)
-        elif module.tensors:
-            # Not a layer, but its tensors need an owner all the same.
+        elif module.tensors or module.kind is None:
+            # Not a layer, but its tensors need an owner all the same, and a module that was asked about an answer.
             rest = resolver.resolve(module, Assignment())
-            if rest.error is not None:
+            if rest.error is not None or not module.tensors:
                 layers[name] = rest
     problems = [
         Problem(

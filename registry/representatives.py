@@ -64,8 +64,8 @@ def _of_target(
     target: str, group: ConfigGroup, experts: bool, raw: Mapping[str, Any], index: TargetIndex
 ) -> Iterator[Module]:
     if target.startswith("re:"):
-        for kind in _regex_kinds(target, group, experts):
-            yield _named(target, kind, "from the words of the pattern")
+        for first, kind in zip((True, False), _regex_kinds(target, group, experts), strict=False):
+            yield _named(target, kind, "from the words of the pattern", first)
     elif _CLASS.fullmatch(target):
         kind = (
             "moe"
@@ -75,7 +75,7 @@ def _of_target(
         yield Module(target, kind, (target,), f"{target}, a class")
         if target == "Linear":
             if experts and not _ignored_everywhere(index):
-                yield _named(target, "moe", "from the model's config")
+                yield _named(target, "moe", "from the model's config", False)
             if _has_own_head(raw) and index.ignored_by("lm_head", LINEAR) is None:
                 yield Module("lm_head", "lm_head", LINEAR, "Linear, from the model's config")
     else:
@@ -83,10 +83,10 @@ def _of_target(
         yield Module(target, kind, classes, f"{classes[0]}, from its name")
 
 
-def _named(target: str, kind: str, why: str) -> Module:
+def _named(target: str, kind: str, why: str, first: bool) -> Module:
+    """A pattern that means layers of two kinds has two entries; the second says its kind in its name."""
     classes = EMBEDDING if kind == "embedding" else ("Attention",) if kind == "attention" else LINEAR
-    name = f"{target} [{kind}]" if kind == "moe" else target
-    return Module(name, kind, classes, f"{classes[0]}, {why}")
+    return Module(target if first else f"{target} [{kind}]", kind, classes, f"{classes[0]}, {why}")
 
 
 def _regex_kinds(target: str, group: ConfigGroup, experts: bool) -> Iterator[str]:

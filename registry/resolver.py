@@ -101,7 +101,8 @@ class Resolver:
         try:
             if module.kind is None:
                 arbitration.check_never_quantized(module)
-                return result
+                if module.tensors:
+                    return result
             if group is None:
                 arbitration.check_left_dense(module, assignment.ignored_by)
             else:

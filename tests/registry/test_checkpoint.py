@@ -129,7 +129,8 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     "same-name-twice": (
         lambda f: raw(f, b'{"t":{"dtype":"I8","shape":[1],"data_offsets":[0,1]},'
                          b'"t":{"dtype":"I8","shape":[1],"data_offsets":[1,2]}}', 2), "gap after the header"),
-    "truncated": (lambda f: f.write_bytes(tiny.save(f, ONE).read_bytes()[:-1]), "truncated: the data of tensor b.weight"),
+    "truncated": (
+        lambda f: f.write_bytes(tiny.save(f, ONE).read_bytes()[:-1]), "truncated: the data of tensor b.weight"),
     "truncated-to-header": (lambda f: raw(f, {"t": entry()}), "truncated: the data of tensor t"),
     "bytes-left-over": (lambda f: f.write_bytes(tiny.save(f, ONE).read_bytes() + b"!"), "belong to no tensor"),
 }  # fmt: skip
@@ -177,7 +178,8 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], Path], type[QuantDispatchError], s
     "no-config": (
         lambda p: without(tiny.folder(p / "c", {}, ONE), "config.json"), ConfigError, "there is no config.json"),
     "config-not-json": (
-        lambda p: with_file(tiny.folder(p / "c", {}, ONE), "config.json", "{,}"), ConfigError, "config.json is not JSON"),
+        lambda p: with_file(tiny.folder(p / "c", {}, ONE), "config.json", "{,}"), ConfigError,
+        "config.json is not JSON"),
     "config-array": (lambda p: tiny.folder(p / "c", [], ONE), ConfigError, "no JSON object"),
     "no-weights": (
         lambda p: without(tiny.folder(p / "c", {}, {}), "model.safetensors"), UnreadableCheckpointError,

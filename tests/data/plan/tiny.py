@@ -1,4 +1,4 @@
-"""Writes safetensors files without any library: headers are what these tests are about."""
+"""What the tests of plans share: safetensors files written without any library, configs, and kernels of their own."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from quantdispatch.registry.kernels import Absent, Args, Kernel, Needs
+from quantdispatch.registry.registry import Registry
+from quantdispatch.registry.rules import builtin_rules
+from quantdispatch.registry.table import RuleTable
 
 BITS = {"F32": 32, "I32": 32, "I64": 64, "BF16": 16, "F16": 16, "I8": 8, "U8": 8, "F8_E4M3": 8}
 Tensors = Mapping[str, tuple[str, list[int]]]
@@ -42,7 +47,9 @@ def folder(path: Path, config: Any, tensors: Tensors, data: Mapping[str, bytes] 
     return path
 
 
-def sharded(path: Path, config: Any, shards: Mapping[str, Tensors], weight_map: Mapping[str, str] | None = None) -> Path:
+def sharded(
+    path: Path, config: Any, shards: Mapping[str, Tensors], weight_map: Mapping[str, str] | None = None
+) -> Path:
     """A checkpoint folder with an index and several files."""
     path.mkdir(parents=True, exist_ok=True)
     (path / "config.json").write_text(json.dumps(config))
@@ -107,7 +114,11 @@ def group(weights: Any = INT4, inputs: Any = None, targets: Any = ("Linear",), *
 
 
 def config(
-    *groups: dict[str, Any], fmt: str | None = "pack-quantized", ignore: Any = ("lm_head",), model: Any = None, **more: Any
+    *groups: dict[str, Any],
+    fmt: str | None = "pack-quantized",
+    ignore: Any = ("lm_head",),
+    model: Any = None,
+    **more: Any,
 ) -> dict[str, Any]:
     """A whole config.json."""
     block = {
@@ -125,3 +136,28 @@ def config(
         **(model or {}),
         "quantization_config": block,
     }
+
+
+def layers(*names: str, make: Any = int4, **options: Any) -> dict[str, Any]:
+    """The tensors of several layers alike."""
+    return {key: value for name in names for key, value in make(name, **options).items()}
+
+
+def checkpoint(path: Path, config: Any, tensors: Any, n: int = 64, k: int = 64) -> Path:
+    """A folder whose every ``weight_shape`` says [n, k]."""
+    return folder(path / "c", config, tensors, shapes(tensors, n, k))
+
+
+# The tests' own, so that what is tested here does not depend on what a backend can do.
+KERNELS = (
+    Kernel("cpu/int4", "linear", Needs({"k%32": 0, "n%16": 0}, device="cpu", weights=Args(type="int", num_bits={4}),
+                                       inputs=Absent, outputs=Absent), "a:B", rank=5),
+    Kernel("cpu/int8", "linear", Needs({"k%32": 0}, device="cpu", weights=Args(type="int", num_bits={8})), "a:B",
+           deviations=("inputs stay unquantized",)),
+    Kernel("reference", "linear", Needs(device={"cpu", "cuda"}, weights=Args(num_bits={2, 3, 4, 5, 6, 7, 8})), "a:B",
+           slow=True),
+)  # fmt: skip
+
+
+def registry() -> Registry:
+    return Registry(RuleTable.build(builtin_rules()), KERNELS)

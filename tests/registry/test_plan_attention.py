@@ -1,0 +1,144 @@
+"""What concerns more than one matrix: caches, attention, transforms, tensor parallelism."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from quantdispatch.registry import plan as plan_module
+from quantdispatch.registry.errors import (
+    CheckpointError,
+    ConfigError,
+    NoSchemeFound,
+    QuantDispatchError,
+)
+from quantdispatch.registry.plan import Plan, plan
+
+tiny = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "plan" / "tiny.py")))
+layers, checkpoint = tiny.layers, tiny.checkpoint
+
+
+@pytest.fixture(autouse=True)
+def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_module, "get_registry", tiny.registry)
+
+
+ATTN, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
+OUTSIDE = {**tiny.dense("model.embed_tokens"), **tiny.dense("lm_head"), "model.norm.weight": ("BF16", [64])}
+
+
+def soft(path: Path, config: Any, tensors: Any, **options: Any) -> Plan:
+    return plan(checkpoint(path, config, tensors), strict=False, **options)
+
+
+def codes(result: Plan) -> set[str]:
+    return {problem.code for problem in result.problems}
+
+
+def error(result: Plan, name: str) -> QuantDispatchError:
+    found = result.layers[name].error
+    assert found is not None
+    return found
+
+
+# ------------------------------------------------------------------ kv cache, attention and transforms
+
+FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
+
+
+def attention_tensors(**scales: Any) -> dict[str, Any]:
+    projections = layers(*(f"{ATTN}.{p}_proj" for p in "qkvo"))
+    return {
+        **projections,
+        **{f"{ATTN}.{name}": ("F32", [1]) for name in scales},
+        **tiny.dense("visual.0.attn.qkv_proj"),
+    }
+
+
+@pytest.mark.parametrize("scales", [(), ("k_scale", "v_scale"), ("k_proj.output_scale", "v_proj.output_scale")])
+def test_kv_cache_has_one_entry_an_attention_module(tmp_path: Path, scales: tuple[str, ...]) -> None:
+    config = tiny.config(kv_cache_scheme=FP8_CACHE, ignore=["re:visual.*"])
+    result = soft(tmp_path, config, attention_tensors(**dict.fromkeys(scales)))
+    caches = [layer for layer in result.layers.values() if layer.kind == "kv_cache"]
+    assert [cache.name for cache in caches] == [ATTN] and set(caches[0].tensors) == set(scales)
+    assert caches[0].classes == ("LlamaAttention",) and caches[0].inputs is not None
+    assert isinstance(caches[0].error, NoSchemeFound) and "kv_cache_scheme" in str(caches[0].error)
+    assert len(caches[0].error.nearest) == 3
+    assert list(result.errors) == [caches[0].error]
+
+
+@pytest.mark.parametrize("target", ["LlamaAttention", "re:.*self_attn$", ATTN])
+def test_groups_that_target_attention(tmp_path: Path, target: str) -> None:
+    config = tiny.config(tiny.group(), tiny.group(None, FP8_CACHE, targets=[target]), ignore=["re:visual.*"])
+    result = soft(tmp_path, config, attention_tensors())
+    layer = result.layers[ATTN]
+    assert (layer.kind, layer.group, layer.target) == ("attention", "group_1", target)
+    assert isinstance(layer.error, NoSchemeFound) and not any(p.code == "unmatched-target" for p in result.problems)
+
+
+def test_a_pattern_that_hits_the_projections_too_does_not_mean_attention(tmp_path: Path) -> None:
+    config = tiny.config(tiny.group(targets=["re:.*self_attn.*"]), ignore=["re:visual.*"])
+    assert ATTN not in plan(checkpoint(tmp_path, config, attention_tensors())).layers
+
+
+def transform(location: str, targets: Any = ("Linear",), ignore: Any = ()) -> Any:
+    apply = [{"targets": list(targets), "location": location, "ignore": list(ignore)}]
+    return {"config_groups": {"R3": {"type": "hadamard", "apply": apply}}}
+
+
+def test_transforms_at_run_time_are_not_lost(tmp_path: Path) -> None:
+    config = tiny.config(transform_config=transform("input", ignore=["re:.*k_proj"]), ignore=["re:visual.*"])
+    result = soft(tmp_path, config, attention_tensors())
+    failing = {layer.name: layer.error for layer in result.layers.values() if layer.error}
+    assert set(failing) == {f"{ATTN}.{p}_proj" for p in "qvo"} | {"visual.0.attn.qkv_proj"}
+    assert all(isinstance(e, NoSchemeFound) and "transform_config" in str(e) for e in failing.values())
+    assert result.config.transform_config and "R3 at input" in str(failing[f"{ATTN}.q_proj"])
+
+
+def test_transforms_of_attention(tmp_path: Path) -> None:
+    config = tiny.config(transform_config=transform("q_attn", ["re:.*self_attn$"]), ignore=["re:visual.*"])
+    result = soft(tmp_path, config, attention_tensors())
+    assert [layer.name for layer in result.layers.values() if layer.error] == [ATTN]
+
+
+def test_transforms_of_weights_were_done_by_the_writer(tmp_path: Path) -> None:
+    config = tiny.config(transform_config=transform("weight_input"), ignore=["re:visual.*"])
+    result = plan(checkpoint(tmp_path, config, attention_tensors()))
+    assert codes(result) == {"transform-offline"}
+
+
+@pytest.mark.parametrize(
+    "bad", [{"config_groups": {"R": 3}}, {"config_groups": {"R": {"apply": 3}}}, {"other": 1}, transform("nowhere")]
+)
+def test_transforms_that_cannot_be_read(tmp_path: Path, bad: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        plan(checkpoint(tmp_path, tiny.config(transform_config=bad), layers("m.x")))
+    assert "transform_config" in str(caught.value) and caught.value.exit_code == 2
+
+
+# ---------------------------------------------------------------------------------- tensor parallelism
+
+
+@pytest.mark.parametrize(
+    ("name", "degree", "expected"),
+    [
+        ("q_proj", 2, (64, 128)), ("q_proj", 4, (32, 128)), ("o_proj", 2, (128, 64)), ("o_proj", 4, (128, 32)),
+        ("gate", 4, (128, 128)), ("o_proj", 8, "the largest tensor_parallel that fits this layer is 4"),
+        ("q_proj", 3, "the largest tensor_parallel that fits this layer is 2"),
+        ("q_proj", 256, "the largest tensor_parallel that fits this layer is 128"),
+    ],
+)  # fmt: skip
+def test_tensor_parallel(tmp_path: Path, name: str, degree: int, expected: Any) -> None:
+    full = f"{ATTN}.{name}"
+    folder = checkpoint(tmp_path, tiny.config(), layers(full, n=128, k=128), 128, 128)
+    layer = plan(folder, tensor_parallel=degree, strict=False).layers[full]
+    if isinstance(expected, str):
+        assert isinstance(layer.error, CheckpointError) and expected in str(layer.error)
+        assert layer.error.field == "tensor_parallel" and layer.error.observed == degree
+    else:
+        assert layer.spec is not None and (layer.spec.n, layer.spec.k) == expected and layer.error is None
+        assert layer.shape is not None and (layer.shape.n, layer.shape.k) == (128, 128)
