@@ -99,7 +99,7 @@ class _Blocks:
         whole = self.k - self.k % self.block_columns
         groups = whole // self.block_columns
         if groups:
-            part = weight[:, :whole].unflatten(1, (groups, self.block_columns))
+            part = weight[:, :whole].view(-1, groups, self.block_columns)
             operation(part, values[:, :groups].unsqueeze(-1), out=part)
         if whole < self.k:
             operation(weight[:, whole:], values[:, groups:], out=weight[:, whole:])

@@ -13,7 +13,7 @@ from .bitplanes import codes_of, pack_planes
 from .chunked import FP8
 from .float8 import is_nan
 from .linear import CpuLinear
-from .native import native_bf16
+from .native import NATIVE_BF16
 from .ops import chunked_mm
 
 #: rows of x from which a bf16 product on bf16 instructions outweighs one more pass over the weight
@@ -89,5 +89,5 @@ class DequantLinear(CpuLinear):
         """fp32 but for many rows of bf16 on a processor with bf16 instructions. Codes, less their zero points too, are
         exact in bf16; inputs with group scales of their own are not."""
         exact = self.inputs is None or self.inputs.strategy != "group"
-        narrow = self.dtype == torch.bfloat16 and rows >= MANY_ROWS and exact and native_bf16()
+        narrow = self.dtype == torch.bfloat16 and rows >= MANY_ROWS and exact and NATIVE_BF16
         return torch.bfloat16 if narrow else torch.float32

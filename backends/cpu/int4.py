@@ -68,7 +68,7 @@ class Int4Linear(CpuLinear):
         pairs = pairs[:: pairs.shape[0] // groups].transpose(0, 1)
         if self.weights.strategy == "tensor":
             pairs = pairs[:1]
-        narrow = pairs[..., 0].contiguous()
+        narrow = pairs[..., 0].clone(memory_format=torch.contiguous_format)
         zero_point = state.get("zero_point")
         if zero_point is None and not self.weights.symmetric:
             zero_point = self._zero_point(narrow, pairs[..., 1])
@@ -95,7 +95,9 @@ class Int4Linear(CpuLinear):
             padded = columns.shape[0] > self.k
             rows = (F.pad(rows, (0, 1)) if padded else rows).index_select(1, columns)
         group = rows.shape[1] // scale_zero.shape[0]
-        return torch.ops.aten._weight_int4pack_mm_for_cpu(rows.contiguous(), state["packed"], group, scale_zero)
+        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+        y: Tensor = multiply(rows.contiguous(), state["packed"], group, scale_zero)
+        return y
 
 
 def _sorted_columns(g_idx: Tensor, groups: int) -> tuple[Tensor, int]:

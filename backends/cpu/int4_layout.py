@@ -1,9 +1,9 @@
 """The packed layout of torch's int4 op, found by asking the op, so that weights can be had back from it.
 
 ``_convert_weight_to_int4pack_for_cpu`` packs for the instruction set at hand and documents nothing. What holds on all
-of them: N is cut into blocks of B rows (the last may be shorter); a block of b rows is stored as [K, b/2] bytes, each with
-two rows' codes of one column. B and which rows share a byte are learned from packed examples, and the result is checked
-on random codes; where the check fails the layout is unknown, and :func:`unpack_by_op` serves.
+of them: N is cut into blocks of B rows (the last may be shorter); a block of b rows is stored as [K, b/2] bytes, each
+with two rows' codes of one column. B and which rows share a byte are learned from packed examples, and the result is
+checked on random codes; where the check fails the layout is unknown, and :func:`unpack_by_op` serves.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _BLOCKS = (64, 32, 16)
 
 def pack(values: Tensor) -> Tensor:
     """Values 0..15 [N, K], any integer dtype, to the op's uint8 [N, K/2]. N % 16 == 0 and K % 2 == 0."""
-    return torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32).contiguous(), 1)
+    packed: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values.to(torch.int32).contiguous(), 1)
+    return packed
 
 
 def unpack(packed: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ...registry.operands import Operands
 from .linear import CpuLinear
-from .native import native_bf16
+from .native import NATIVE_BF16
 from .ops import chunked_mm
 
 #: rows of x from which decoding to fp32 is faster than the op, on a processor without bf16 instructions
@@ -47,7 +47,7 @@ class Int8Linear(CpuLinear):
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         codes = state["codes"]
         scale = state["scale"].view(-1).expand(self.n).contiguous()
-        if rows.shape[0] >= MANY_ROWS and not native_bf16():
+        if rows.shape[0] >= MANY_ROWS and not NATIVE_BF16:
             return chunked_mm(rows.to(torch.float32), codes, None, None, None, 8, 1, self.k) * scale
         y, scaled = int8_mm(rows, codes, scale)
         return y if scaled else y * scale.to(torch.float32)

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from . import chunked, u8s8
 
-_library = torch.library.Library("quantdispatch", "DEF")
+# torch leaves Library unannotated
+_library: Any = torch.library.Library("quantdispatch", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _define(schema: str, function: Callable[..., Tensor], width: Callable[..., int]) -> Callable[..., Tensor]:

@@ -10,6 +10,7 @@ up to 7 bits (2 * 255 * 64 < 2^15), wrong for 8. The probes ask the op itself.
 from __future__ import annotations
 
 import threading
+from collections.abc import MutableMapping
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 #: weights whose reordered copy is kept, in bytes over all layers; beyond it the copy is made again in each call
 PREPACK_LIMIT = 1 << 30
 
-_packed: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_packed: MutableMapping[Tensor, tuple[int | None, Tensor]] = WeakIdKeyDictionary()
 _lock = threading.Lock()
 
 
@@ -27,7 +28,7 @@ def u8s8_mm(x: Tensor, codes: Tensor) -> Tensor:
     fp32 [M, N]."""
     unsigned = (x + 128).to(torch.uint8)
     n = codes.shape[0]
-    return torch.ops.onednn.qlinear_pointwise(
+    product: Tensor = torch.ops.onednn.qlinear_pointwise(
         unsigned,
         1.0,
         128,
@@ -42,6 +43,7 @@ def u8s8_mm(x: Tensor, codes: Tensor) -> Tensor:
         [],
         "",
     )
+    return product
 
 
 def _prepacked(codes: Tensor) -> Tensor:
