@@ -14,7 +14,7 @@ from .args import QuantArgs
 from .config_models import ConfigGroup
 from .errors import CheckpointError, ConfigError
 from .headers import TensorEntry
-from .modules import CACHE_NAMES, Module, quantized_names
+from .modules import CACHE_NAMES, Module, in_tower, quantized_names
 from .patterns import PatternBudget
 from .targets import TargetIndex
 
@@ -143,8 +143,10 @@ class Namespaces:
                 if head + form in self._exact:
                     return self._exact[head + form]
             for end in _ends(form):  # both have something before it
-                if end in self._by_end:
-                    return self._by_end[end]
+                entry = self._by_end.get(end)
+                # layer 3 of a vision tower is not layer 3 of the language model
+                if entry is not None and in_tower(entry) == in_tower(name):
+                    return entry
         parent = name.rpartition(".")[0]
         while parent:  # the entry names a parent, which ignores nothing by itself
             if parent in self._exact:

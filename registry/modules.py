@@ -175,9 +175,13 @@ def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]
 
 def is_cached_attention(name: str) -> bool:
     """Does a module of this name attend with a cache? ``attn`` has to stand in the last part of it."""
-    parts = name.lower().split(".")
-    last = parts[-1]
-    return ("attn" in last or "attention" in last) and "linear" not in last and _CACHELESS.isdisjoint(parts)
+    last = name.lower().rpartition(".")[2]
+    return ("attn" in last or "attention" in last) and "linear" not in last and not in_tower(name)
+
+
+def in_tower(name: str) -> bool:
+    """Is the module part of a vision or audio tower?"""
+    return not _CACHELESS.isdisjoint(name.lower().split("."))
 
 
 def quantized_names(tensors: Mapping[str, TensorEntry]) -> list[str]:

@@ -142,3 +142,23 @@ def test_tensor_parallel(tmp_path: Path, name: str, degree: int, expected: Any) 
     else:
         assert layer.spec is not None and (layer.spec.n, layer.spec.k) == expected and layer.error is None
         assert layer.shape is not None and (layer.shape.n, layer.shape.k) == (128, 128)
+
+
+@pytest.mark.parametrize(("name", "degree", "fits"), [("o_proj", 2, True), ("q_proj", 2, True), ("o_proj", 4, False)])
+def test_blocks_are_not_cut(tmp_path: Path, name: str, degree: int, fits: bool) -> None:
+    block = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [128, 128]}
+    inputs = {"num_bits": 8, "type": "float", "strategy": "group", "group_size": 128, "dynamic": True}
+    tensors = {f"{ATTN}.{name}.weight": ("F8_E4M3", [256, 256]), f"{ATTN}.{name}.weight_scale": ("BF16", [2, 2])}
+    config = tiny.config(tiny.group(block, inputs), fmt="float-quantized", ignore=())
+    layer = soft(tmp_path, config, tensors, tensor_parallel=degree).layers[f"{ATTN}.{name}"]
+    assert layer.scheme == "w8a8_fp8" and (layer.error is None) == fits
+    assert fits or "that fits this layer is 2" in str(layer.error)
+
+
+def test_words_are_not_cut(tmp_path: Path) -> None:
+    """96 columns of 4 bits are 12 words: a quarter is 3 words and an eighth is none."""
+    channel = {**tiny.INT4, "strategy": "channel", "group_size": None}
+    tensors = layers(f"{ATTN}.o_proj", group=-1, k=96)
+    folder = checkpoint(tmp_path, tiny.config(tiny.group(channel), ignore=()), tensors, 64, 96)
+    fitting = [d for d in (1, 2, 3, 4, 6, 8, 12, 16, 24) if not plan(folder, tensor_parallel=d, strict=False).errors]
+    assert fitting == [1, 2, 3, 4, 6, 12]

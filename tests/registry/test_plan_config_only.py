@@ -113,7 +113,8 @@ def test_modules_instead_of_tensors() -> None:
     # one name says nothing of what it derives from; a list is a whole MRO
     given = {
         "m.a": ("MyLinear", "Linear"), "m.b": "Linear", "m.skip": ("MyLinear", "Linear"), "m.experts.0.c": ["MyLinear"],
-        "m.embed": "Embedding", "lm_head": "MyLinear", "m.norm": ("RMSNorm", "Module"), "m.experts.1.c": ("MyLinear", "Linear"),
+        "m.embed": "Embedding", "lm_head": "MyLinear", "m.norm": ("RMSNorm", "Module"),
+        "m.experts.1.c": ("MyLinear", "Linear"),
     }  # fmt: skip
     assert entries(config, modules=given) == {
         "m.a": ("linear", "group_0", None),

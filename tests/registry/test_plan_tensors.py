@@ -81,7 +81,7 @@ def test_mismatches_of_one_mapping_are_one_problem(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "entry", ["model.layers.8.mlp.gate", "re:.*router.*", "gate_proj", "model.layers.1.mlp.gate", "layers.17.mlp.gate"]
+    "entry", ["model.layers.8.mlp.gate", "re:.*router.*", "gate_proj", "layers.17.mlp.gate", "visual.layers.7.mlp.gate"]
 )
 def test_an_entry_for_something_else_explains_nothing(tmp_path: Path, entry: str) -> None:
     name = "model.layers.7.mlp.gate"
