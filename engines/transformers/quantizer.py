@@ -246,7 +246,9 @@ def _nbytes(entry: Any) -> int:
 def _expect_leftover(model: Any, names: list[str]) -> None:
     """Keep transformers from reporting our tensors as unexpected. Set on this model only, and taken back."""
     theirs = set(model._keys_to_ignore_on_load_unexpected or ())
-    ours = {rf"^(?:{'|'.join(map(re.escape, names))})$"} if names else set()
+    # modules and local names apart: one alternative a tensor would make the pattern four times as long to compile
+    modules, locals_ = ({re.escape(name.rpartition(".")[i]) for name in names} for i in (0, 2))
+    ours = {rf"^(?:{'|'.join(sorted(modules))})\.(?:{'|'.join(sorted(locals_))})$"} if names else set()
     model._keys_to_ignore_on_load_unexpected = theirs | ours
 
 
