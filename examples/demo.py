@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUESTION = "What is the capital of France?"
-NEW_TOKENS = 48
+NEW_TOKENS = 24
 ROUNDS = 3
 
 
@@ -34,7 +35,8 @@ def main() -> int:
     except MissingSource as error:
         print(f"cannot make the model: {error}", file=sys.stderr)
         return 1
-    for command in (["explain", str(quantized)], ["run", str(quantized), "--prompt", QUESTION]):
+    shown = os.path.relpath(quantized)  # short enough to be read, and good to be typed again
+    for command in (["explain", shown], ["run", shown, "--prompt", QUESTION]):
         status = _show(command)
         if status:
             return status
@@ -68,7 +70,7 @@ def compare(variant: str, quantized: Path, plain: Path) -> None:
     for name, load in loaders.items():
         before = live_tensor_bytes()
         models[name] = load().eval()
-        seconds_per_token(models[name], prompt)  # weights that a kernel makes on first use count too
+        generate(models[name], prompt, 2)  # weights that a kernel makes on first use count too
         sizes[name] = live_tensor_bytes() - before
     times: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(ROUNDS):
@@ -78,20 +80,22 @@ def compare(variant: str, quantized: Path, plain: Path) -> None:
     for name in models:
         speed = 1 / statistics.median(times[name])
         print(f"{name:32}{sizes[name] / 1e6:>15.1f} MB{speed:>9.1f} tokens/s")
-    print(f"(batch 1, {torch.get_num_threads()} threads, median of {ROUNDS} turns of {NEW_TOKENS} tokens)")
+    print(f"(batch 1, threads: {torch.get_num_threads()}, median of {ROUNDS} turns of {NEW_TOKENS} tokens)")
 
 
 def seconds_per_token(model: Any, prompt: dict[str, Tensor]) -> float:
     """Seconds of one decoding step; the prompt's own forward is measured apart and taken off."""
+    return (generate(model, prompt, NEW_TOKENS + 1) - generate(model, prompt, 1)) / NEW_TOKENS
+
+
+def generate(model: Any, prompt: dict[str, Tensor], count: int) -> float:
+    """Seconds of generating exactly `count` tokens."""
     import torch
 
-    def generate(count: int) -> float:
-        start = time.perf_counter()
-        with torch.inference_mode():
-            model.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False)
-        return time.perf_counter() - start
-
-    return (generate(NEW_TOKENS + 1) - generate(1)) / NEW_TOKENS
+    start = time.perf_counter()
+    with torch.inference_mode():
+        model.generate(**prompt, max_new_tokens=count, min_new_tokens=count, do_sample=False)
+    return time.perf_counter() - start
 
 
 def live_tensor_bytes() -> int:
