@@ -271,8 +271,14 @@ TENSORS = st.dictionaries(
 @given(TENSORS)
 def test_what_is_written_is_read(tensors: Any) -> None:
     entries, size = tiny.header(tensors)
-    text = json.dumps(entries).encode()
-    read = parse_header(text, 8 + len(text) + size, "f", local=True)
+    spellings = [json.dumps(entries, separators=s).encode() for s in (None, (",", ":"))]
+    both = [parse_header(text, 8 + len(text) + size, "f", local=True) for text in spellings]
+    base = [8 + len(text) for text in spellings]
+    seen = [
+        [(t.name, t.dtype, t.shape, t.start - b, t.end - b) for t in read] for read, b in zip(both, base, strict=True)
+    ]
+    assert seen[0] == seen[1]
+    read = both[0]
     assert {t.name: (t.dtype, list(t.shape)) for t in read} == {name: tuple(t) for name, t in tensors.items()}
     assert sum(t.nbytes for t in read) == size
 
@@ -282,7 +288,9 @@ def test_what_is_written_is_read(tensors: Any) -> None:
 def test_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     """Any change of a byte gives an error of ours or a file that is consistent, and never another exception."""
     path = tmp_path / "f.safetensors"
-    content = bytearray(tiny.save(path, ONE).read_bytes())
+    entries, size = tiny.header(ONE)
+    compact = json.dumps({"__metadata__": {"format": "pt"}, **entries}, separators=(",", ":")).encode() + b"  "
+    content = bytearray(len(compact).to_bytes(8, "little") + compact + bytes(size))
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
     path.write_bytes(content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content)
@@ -291,4 +299,9 @@ def test_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> N
     except UnreadableCheckpointError as error:
         assert str(path) in str(error)
     else:
+        # what is read is what the JSON says
+        length = int.from_bytes(path.read_bytes()[:8], "little")
+        header = json.loads(path.read_bytes()[8 : 8 + length])
+        header.pop("__metadata__", None)
+        assert {t.name: list(t.shape) for t in tensors} == {name: t["shape"] for name, t in header.items()}
         assert all(0 <= t.start <= t.end <= path.stat().st_size for t in tensors)
