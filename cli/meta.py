@@ -6,6 +6,7 @@ import os
 from typing import Any
 
 from ..registry.errors import ConfigError
+from ..registry.modules import kind_of_classes
 from .run import require_engine
 
 
@@ -31,13 +32,22 @@ def modules_on_meta(source: str) -> dict[str, tuple[str, ...]]:
     found: dict[str, tuple[str, ...]] = {}
     for key, tag in renamed.items():
         module = modules[tag.shape[0] - 1][1]
-        classes = (c for c in type(module).__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module)
-        found[key.removesuffix(".weight")] = tuple(c.__name__ for c in classes)
+        name = key.removesuffix(".weight")
+        bases = [c for c in type(module).__mro__ if issubclass(c, torch.nn.Module) and c is not torch.nn.Module]
+        classes = tuple(c.__name__ for c in bases)
+        if _matters(name, classes, module):
+            found[name] = classes
     for key, tensor in stored.items():
         name = key.removesuffix(".weight")
         if name != key and tensor.dim() == 2:
             found.setdefault(name, ("Linear",))
     return found
+
+
+def _matters(name: str, classes: tuple[str, ...], module: Any) -> bool:
+    """Could it be quantized, or taken for a linear layer by its weight? Blocks and norms would only be noise."""
+    weight = module._parameters.get("weight")
+    return kind_of_classes(name, classes) is not None or (weight is not None and weight.dim() == 2)
 
 
 def _build(source: str) -> Any:
