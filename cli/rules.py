@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..registry.errors import QuantDispatchError
 from ..registry.facts import SIDES
 from ..registry.registry import Registry, get_registry
+from ..registry.table import overlaps
 from .explain_text import labelled, origin
 from .output import Line, Output
 
@@ -53,8 +54,8 @@ def _listing(registry: Registry) -> Iterator[Line]:
         rows = [("scheme", name, ""), ("from", origin(rule), "")]
         rows += condition_rows(rule.predicate.boxes)
         rows += [("overrides", ", ".join(rule.overrides), "")] if rule.overrides else []
-        rows += [("same as", f"{engine}: {', '.join(names)}", "") for engine, names in rule.equivalents.items()]
-        rows += [("differs", f"{engine}: {reason}", "") for engine, reason in rule.differs.items()]
+        rows += [("same as", f"{engine}: {_notes(names)}", "") for engine, names in rule.equivalents.items()]
+        rows += [("differs", f"{engine}: {_notes(reasons)}", "") for engine, reasons in rule.differs.items()]
         rows += [("error", error, "bold red")] if error else []
         yield from labelled(rows)
     yield []
@@ -62,6 +63,13 @@ def _listing(registry: Registry) -> Iterator[Line]:
     kernels = len(registry.kernels)
     text = f"{len(registry.rules.rules)} rules · {kernels} kernel{'s' if kernels != 1 else ''} · backends: {backends}"
     yield [(text, "dim")]
+
+
+def _notes(notes: str | Iterable[str] | Mapping[str, Any]) -> str:
+    """What a rule says of an engine; a mapping says it of a part of the rule."""
+    if isinstance(notes, Mapping):
+        return "; ".join(f"{text} (where {part})" for text, part in notes.items())
+    return notes if isinstance(notes, str) else ", ".join(notes)
 
 
 def condition_rows(boxes: Sequence[Box]) -> list[tuple[str, str, str]]:
@@ -91,6 +99,9 @@ def _side_rows(label: str, fields: Sequence[tuple[str, str]]) -> list[tuple[str,
 def findings(registry: Registry) -> list[dict[str, Any]]:
     """What is wrong with all rules, kernels and plugins taken together, each with a stable ``code``."""
     found = [problem.to_json() for problem in registry.problems]
+    for overlap in overlaps(registry.rules.rules):
+        where = sorted({overlap.first.distribution, overlap.second.distribution})
+        found.append({"code": "overlap", "message": str(overlap), "distributions": where})
     for rule in registry.rules.rules:
         where = [rule.distribution] if rule.distribution else []
         _, error = scheme_name(registry, rule)

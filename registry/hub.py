@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -93,6 +92,8 @@ def _headers(repo: str, revision: str | None, shards: Iterable[str]) -> list[lis
     from huggingface_hub import hf_hub_url
 
     urls = [hf_hub_url(repo, shard, revision=revision) for shard in shards]
+    from concurrent.futures import ThreadPoolExecutor  # brings in logging; most sources are no hub ids
+
     with ThreadPoolExecutor(_WORKERS) as pool:
         return list(pool.map(_remote_header, urls))
 

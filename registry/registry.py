@@ -126,7 +126,8 @@ def build(sources: Iterable[Source] = ()) -> Registry:
             text = "; ".join(p.message for p in problems if plugin.status.distribution in p.distributions)
             plugin.status = replace(plugin.status, state="conflict", error=text)
     declared = {b.name: b.rank for plugin in collected for b in plugin.backends if b.name not in BACKEND_RANKS}
-    return Registry(RuleTable.build(rules), kernels, collected, problems, {**declared, **BACKEND_RANKS})
+    # Built-in rules among themselves are checked by the tests and by `rules --check`; a process need not do it again.
+    return Registry(RuleTable(rules), kernels, collected, problems, {**declared, **BACKEND_RANKS})
 
 
 def _settle(own: list[Rule], foreign: list[Rule]) -> tuple[list[Rule], list[RegistryProblem]]:
