@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from .bitplanes import unpack_planes
-from .float8 import FP8_SCALE, decode_fp8
+from .float8 import FP8_FACTOR, decode_fp8
 from .scratch import chunk_rows, scratch
 
 FP8 = 0
-_mm_out = torch.ops.aten.mm.out
-_mv_out = torch.ops.aten.mv.out
 
 
 def chunked_mm(
@@ -37,22 +35,22 @@ def chunked_mm(
     for start in range(0, n, step := chunk_rows(k)):
         stop = min(start + step, n)
         blocks = _Blocks(start, stop, k, block_rows, block_columns, columns)
-        weight = _decode(codes[start:stop], blocks, zero, bits)
+        weight = _decode(codes if stop - start == n else codes[start:stop], blocks, zero, bits)
         if scale is not None:
-            blocks.apply(weight, blocks.rows_of(scale).to(torch.float32), torch.mul)
+            blocks.apply(weight, blocks.rows_of(scale).float(), torch.mul)
         if x.dtype != torch.float32:
             weight = scratch("narrow", (stop - start, k), x.dtype).copy_(weight)
         # the out= forms are not touched by autocast, which would cast the operands
         if x.shape[0] == 1:
-            _mv_out(weight, x[0], out=y[0, start:stop])
+            torch.mv(weight, x.reshape(-1), out=y.reshape(-1)[start:stop])
         else:
-            _mm_out(x, weight.t(), out=y[:, start:stop])
-    y = y.to(torch.float32)
-    return y.mul_(FP8_SCALE) if bits == FP8 else y
+            torch.mm(x, weight.t(), out=y[:, start:stop])
+    y = y.float()
+    return y.mul_(FP8_FACTOR) if bits == FP8 else y
 
 
 def _decode(codes: Tensor, blocks: _Blocks, zero: Tensor | None, bits: int) -> Tensor:
-    """codes - zero of some rows, fp32 in scratch; float8 values come out divided by ``FP8_SCALE``."""
+    """codes - zero of some rows, fp32 in scratch; float8 values come out divided by ``FP8_FACTOR``."""
     rows, k = blocks.stop - blocks.start, blocks.k
     weight = scratch("weight", (rows, k), torch.float32)
     if bits == FP8:
@@ -61,7 +59,7 @@ def _decode(codes: Tensor, blocks: _Blocks, zero: Tensor | None, bits: int) -> T
     if bits == 8:
         weight.copy_(codes)
         if zero is not None:
-            blocks.apply(weight, blocks.rows_of(zero).to(torch.float32), torch.sub)
+            blocks.apply(weight, blocks.rows_of(zero).float(), torch.sub)
         return weight
     whole = scratch("codes", (rows, -(-k // 8) * 8), torch.uint8)
     unpack_planes(codes, bits, whole)

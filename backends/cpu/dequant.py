@@ -60,7 +60,7 @@ class DequantLinear(CpuLinear):
             zero = zero.expand(self.n, 1)
         rows_block, columns_block = self.block
         y = chunked_mm(
-            rows.to(self._compute_dtype(rows.shape[0])),
+            rows.bfloat16() if self._narrow(rows.shape[0]) else rows.float(),
             state["codes"],
             None if self.by_row else scale,
             zero,
@@ -72,7 +72,7 @@ class DequantLinear(CpuLinear):
         if x_scale is not None:
             y = y * x_scale
         if self.by_row:
-            y = y * scale.view(-1).to(torch.float32)
+            y = y * scale.reshape(-1).float()
         nan_rows = state.get("nan_rows")
         return y if nan_rows is None else y + nan_rows
 
@@ -85,9 +85,8 @@ class DequantLinear(CpuLinear):
         q, scale, zero = quantize_int(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
         return (q if zero is None else q - zero), scale
 
-    def _compute_dtype(self, rows: int) -> torch.dtype:
-        """fp32 but for many rows of bf16 on a processor with bf16 instructions. Codes, less their zero points too, are
-        exact in bf16; inputs with group scales of their own are not."""
+    def _narrow(self, rows: int) -> bool:
+        """Multiply in bf16? For many rows of bf16 on a processor with bf16 instructions, else in fp32. Codes, less
+        their zero points too, are exact in bf16; inputs with group scales of their own are not."""
         exact = self.inputs is None or self.inputs.strategy != "group"
-        narrow = self.dtype == torch.bfloat16 and rows >= MANY_ROWS and exact and NATIVE_BF16
-        return torch.bfloat16 if narrow else torch.float32
+        return self.dtype == torch.bfloat16 and rows >= MANY_ROWS and exact and NATIVE_BF16

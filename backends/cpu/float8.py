@@ -15,13 +15,18 @@ FP8_SCALE = 256.0
 _NAN_BITS = 0x7F
 # Sign-extending to 16 bits and shifting by 7 leaves a copy of the sign at bit 14, where the exponent's top bit is.
 _KEEP = ~(1 << 14)
+# as tensors, because wrapping a Python number in each call costs more than shifting a few hundred rows
+with torch.inference_mode(False):
+    _SHIFT = torch.tensor(7, dtype=torch.int16, device="cpu")
+    FP8_FACTOR = torch.tensor(FP8_SCALE, device="cpu")
+    _MASK = torch.tensor(_KEEP, dtype=torch.int16, device="cpu")
 
 
 def decode_fp8(bits: Tensor, halves: Tensor, out: Tensor) -> None:
     """``bits``: int8 view of float8 [...]; ``halves``: int16 work space; ``out``: float. out = value / FP8_SCALE."""
     halves.copy_(bits)
-    halves.bitwise_left_shift_(7)
-    halves.bitwise_and_(_KEEP)
+    halves.bitwise_left_shift_(_SHIFT)
+    halves.bitwise_and_(_MASK)
     out.copy_(halves.view(torch.float16))
 
 
@@ -29,7 +34,7 @@ def fp8_to_float(values: Tensor) -> Tensor:
     """float8 values to fp32, NaN kept: for activations, where a NaN may turn up in any call."""
     bits = values.view(torch.int8)
     halves = (bits.to(torch.int16) << 7) & _KEEP
-    return (halves.view(torch.float16).to(torch.float32) * FP8_SCALE).masked_fill_(is_nan(bits), torch.nan)
+    return (halves.view(torch.float16).float() * FP8_SCALE).masked_fill_(is_nan(bits), torch.nan)
 
 
 def is_nan(bits: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class Int4Linear(CpuLinear):
         codes, scale, zero = quantize_int(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
         if zero is not None:
             codes = codes - zero
-        return self._multiply(codes.to(torch.bfloat16), state) * scale
+        return self._multiply(codes.bfloat16(), state) * scale
 
     def _multiply(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         columns, scale_zero = state.get("columns"), state["scale_zero"]

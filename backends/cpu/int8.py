@@ -24,7 +24,12 @@ def int8_mm(rows: Tensor, codes: Tensor, scale: Tensor) -> tuple[Tensor, bool]:
     """
     inside = scale.dtype == torch.bfloat16
     factor = scale if inside else torch.ones_like(scale, dtype=torch.bfloat16)
-    return torch.ops.aten._weight_int8pack_mm(rows.contiguous(), codes, factor), inside
+    return torch._weight_int8pack_mm(rows.contiguous(), codes, factor), inside
+
+
+def row_scale(scale: Tensor, n: int) -> Tensor:
+    """[N, 1] or [1, 1] to contiguous [N]."""
+    return scale.reshape(-1) if scale.shape[0] == n else scale.reshape(-1).expand(n).contiguous()
 
 
 class Int8Linear(CpuLinear):
@@ -46,8 +51,8 @@ class Int8Linear(CpuLinear):
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         codes = state["codes"]
-        scale = state["scale"].view(-1).expand(self.n).contiguous()
+        scale = row_scale(state["scale"], self.n)
         if rows.shape[0] >= MANY_ROWS and not NATIVE_BF16:
-            return chunked_mm(rows.to(torch.float32), codes, None, None, None, 8, 1, self.k) * scale
+            return chunked_mm(rows.float(), codes, None, None, None, 8, 1, self.k) * scale
         y, scaled = int8_mm(rows, codes, scale)
-        return y if scaled else y * scale.to(torch.float32)
+        return y if scaled else y * scale.float()

@@ -38,19 +38,21 @@ class CpuLinear:
         device or K that this kernel was not bound for.
         """
         self.check(x)
-        rows = x.reshape(-1, self.k)
-        shape = (*x.shape[:-1], self.n)
+        rows = x if x.ndim == 2 else x.reshape(-1, self.k)
         if rows.shape[0] == 0:
-            return x.new_empty(shape)
+            return x.new_empty((*x.shape[:-1], self.n))
         y = self.forward(rows, state)
         bias = state.get("bias")
         if bias is not None:
-            y = y.to(torch.float32) + bias
-        return y.to(x.dtype).reshape(shape)
+            y = y.float() + bias
+        if y.dtype != x.dtype:
+            # bfloat16() rather than to(dtype): at one token the difference of 5 microseconds shows
+            y = y.bfloat16() if x.dtype == torch.bfloat16 else y.to(x.dtype)
+        return y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.n)
 
     def check(self, x: Tensor) -> None:
         # The ops behind this read memory by these sizes: what does not fit must not reach them.
-        if x.shape[-1] != self.k or x.dtype != self.dtype or x.device.type != "cpu":
+        if x.shape[-1] != self.k or x.dtype != self.dtype or not x.is_cpu:
             raise QuantDispatchError(
                 "the input does not fit the kernel that this layer is bound to",
                 observed=f"{x.dtype} [..., {x.shape[-1]}] on {x.device.type}",

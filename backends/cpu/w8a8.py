@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ...registry.operands import Operands
 from .activations import quantize_int
-from .int8 import int8_mm
+from .int8 import int8_mm, row_scale
 from .linear import CpuLinear
 from .ops import chunked_mm, u8s8_mm
 
@@ -43,20 +43,20 @@ class W8A8Linear(CpuLinear):
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         assert self.inputs is not None
         q, x_scale, x_zero = quantize_int(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
-        scale = state["scale"].view(-1)
+        scale = row_scale(state["scale"], self.n)
         if rows.shape[0] <= self.few:
             if x_zero is not None:
                 q = q - x_zero
-            y, scaled = int8_mm(q.to(torch.bfloat16), state["codes"], scale.expand(self.n).contiguous())
-            return y * x_scale if scaled else y * x_scale * scale.to(torch.float32)
+            y, scaled = int8_mm(q.bfloat16(), state["codes"], scale)
+            return y * x_scale if scaled else y * x_scale * scale.float()
         y = self.products(q, x_zero, state)
         zero_point = state.get("zero_point")
         if zero_point is not None:
             sums = q.sum(-1, keepdim=True)
             if x_zero is not None:
                 sums = sums - self.k * x_zero
-            y = y - sums * zero_point.view(-1).to(torch.float32)
-        return y * x_scale * scale.to(torch.float32)
+            y = y - sums * zero_point.reshape(-1).float()
+        return y * x_scale * scale.float()
 
     def products(self, q: Tensor, x_zero: Tensor | None, state: Mapping[str, Tensor]) -> Tensor:
         """sum over K of (q - x_zero) codes, fp32 [M, N]."""
