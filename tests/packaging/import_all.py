@@ -12,5 +12,8 @@ if sys.prefix == sys.base_prefix or not str(quantdispatch.__file__).startswith(s
     sys.exit(f"this is not an installed package: {quantdispatch.__file__}")
 names = [found.name for found in pkgutil.walk_packages(quantdispatch.__path__, "quantdispatch.")]
 for name in names:
-    importlib.import_module(name)
+    try:
+        importlib.import_module(name)
+    except SystemExit as leaving:
+        sys.exit(f"importing {name} ends the process (status {leaving.code}): guard what it runs by __name__")
 print(f"imported all {len(names)} modules of {quantdispatch.__file__}")
