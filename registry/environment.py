@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .values import ABSENT
+from .values import ABSENT, UNKNOWN
 
 #: instruction sets that kernels ask for, as ``isa.<name>``, from the flags of /proc/cpuinfo
 ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "bf16", "i8mm")
@@ -48,7 +48,7 @@ class Environment:
         kind, arch = parse_device(device)
         facts: dict[str, Any] = {f"package.{name}": _version(name) for name in PACKAGES}
         flags = _cpu_flags() if kind == "cpu" else frozenset()
-        facts |= {f"isa.{name}": name in flags for name in ISA}
+        facts |= {f"isa.{name}": UNKNOWN if flags is None else name in flags for name in ISA}
         facts["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         for name, value in (overrides or {}).items():
             facts[_override_name(name, facts)] = ABSENT if value is None else value
@@ -67,7 +67,7 @@ class Environment:
         return f"cpu ({best}, {threads} thread{'s' if threads != 1 else ''})"
 
     def to_json(self) -> dict[str, Any]:
-        shown = {k: (None if v is ABSENT else v) for k, v in self.items}
+        shown = {k: (None if v in (ABSENT, UNKNOWN) else v) for k, v in self.items}
         return {"device": self.device, "arch": self.arch, **shown}
 
 
@@ -115,13 +115,14 @@ def _version(package: str) -> Any:
 
 
 @cache
-def _cpu_flags() -> frozenset[str]:
+def _cpu_flags() -> frozenset[str] | None:
+    """The processor's flags, or ``None`` where the system does not list them."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return frozenset()
+        return None
     line = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return frozenset(line.group(1).split()) if line else frozenset()
+    return frozenset(line.group(1).split()) if line else None
 
 
 @cache

@@ -12,11 +12,12 @@ import torch
 from quantdispatch.backends.cpu import kernels
 from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.environment import Environment
-from quantdispatch.registry.kernels import run_probe
+from quantdispatch.registry.kernels import run_probe, select
 from quantdispatch.registry.lazy import load_target
 
 KERNELS = {kernel.name: kernel for kernel in kernels()}
-FACTS = Environment.detect("cpu").facts
+# as on a processor with VNNI: a kernel that does not run on the one at hand is skipped by its probe
+FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True}).facts
 # Relative RMS error. Rounding the result costs 1.7e-3 in bf16 and 2e-4 in fp16; where an op returns bf16 that is scaled
 # or biased afterwards it is rounded twice (2.4e-3, a little more where few numbers are compared); the int4 op takes
 # scales and zeros in bf16 (up to 2e-3 for those that are wider).
@@ -129,6 +130,22 @@ def test_first_choice(w, i, n, k, dtype, first, layers):
     names = admitted(layer.spec)
     assert max(names, key=lambda name: KERNELS[name].rank) == first
     assert first == names[0]
+
+
+@pytest.mark.parametrize(
+    ("assumed", "first"),
+    [
+        ({}, "cpu/w8a8_torch"),
+        ({"isa.avx512_vnni": True}, "cpu/w8a8_onednn"),
+        ({"isa.avx_vnni": True}, "cpu/w8a8_onednn"),
+        ({"isa.amx_int8": True}, "cpu/w8a8_onednn"),
+    ],
+)
+def test_a_plan_knows_without_probing_which_int8_product_is_exact(assumed, first, layers):
+    none = dict.fromkeys(("isa.avx512_vnni", "isa.avx_vnni", "isa.amx_int8"), False)
+    facts = Environment.detect("cpu", {**none, **assumed}).facts | {"arch": "x86_64"}
+    spec = layers.spec(QuantArgs(strategy="channel"), QuantArgs(strategy="token", dynamic=True), n=64, k=64)
+    assert select(spec, facts, kernels()).kernel.name == first
 
 
 @pytest.mark.parametrize("name", KERNELS)
