@@ -32,17 +32,17 @@ class LazyWeight(torch.Tensor):
 
     @staticmethod
     def __new__(cls, layer: HasWeight) -> LazyWeight:
-        weight: LazyWeight = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        weight: LazyWeight = torch.Tensor._make_wrapper_subclass(
             cls, (layer.out_features, layer.in_features), dtype=layer.dtype, device=layer.device, requires_grad=False
         )
         weight._layer = layer
         return weight
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyWeight(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
     @classmethod
-    def __torch_dispatch__(
+    def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}

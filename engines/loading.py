@@ -42,8 +42,17 @@ def load(
     target = torch.device(device)
     folder = local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    require_tensors(resolved, folder)
     with _quiet():
         return _build(folder, resolved, target, dtype, backend)
+
+
+def require_tensors(resolved: Plan, folder: str) -> None:
+    """Raises ``CheckpointError`` for a plan made of a config alone, which can be explained but not run."""
+    if resolved.checkpoint is None or not resolved.checkpoint.tensors:
+        raise CheckpointError(
+            f"there are no weights in {folder}", remedy="give the checkpoint's folder, with its weights"
+        )
 
 
 def local_folder(path: str | os.PathLike[str]) -> str:

@@ -37,8 +37,6 @@ class QuantLinear(nn.Module):
     activations.
     """
 
-    # nn.Module's own declarations are too wide for what is read on every call
-    _buffers: dict[str, torch.Tensor]
     _impl: KernelImpl | None
 
     def __init__(
@@ -89,9 +87,7 @@ class QuantLinear(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        for tensor in self._buffers.values():
-            return tensor.device
-        return self._empty_device
+        return next((t.device for t in self._buffers.values() if t is not None), self._empty_device)
 
     @property
     def loaded(self) -> bool:
@@ -234,7 +230,7 @@ class QuantLinear(nn.Module):
             return self
         with torch.no_grad():
             for name, tensor in self._buffers.items():
-                self._buffers[name] = _move(tensor, fn)
+                self._buffers[name] = None if tensor is None else _move(tensor, fn)
         return self
 
     # -- helpers

@@ -57,7 +57,7 @@ def _read_into(entry: TensorEntry) -> torch.Tensor:
     try:
         with open(entry.file, "rb", buffering=0) as stream:
             stream.seek(entry.start)
-            target, done = memoryview(flat.numpy()), 0
+            target, done = memoryview(flat.numpy()), 0  # type: ignore[arg-type]
             while done < entry.nbytes and (count := stream.readinto(target[done:])):
                 done += count
     except OSError as error:

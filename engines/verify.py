@@ -16,10 +16,9 @@ import torch
 
 from ..numerics.activations import expand_groups, quantize_fp8, quantize_int
 from ..registry.args import QuantArgs
-from ..registry.errors import CheckpointError
 from ..registry.operands import Operands
 from ..registry.plan import Resolution, plan
-from .loading import local_folder
+from .loading import local_folder, require_tensors
 from .modules import QuantLinear
 from .progress import on_terminal, track
 from .tensors import dtype_name, read_tensor
@@ -56,10 +55,9 @@ def verify(
 
     Raises what :func:`quantdispatch.load` raises for the plan, the tensors and the kernels.
     """
-    target = torch.device(device)
-    resolved = plan(local_folder(path), device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
-    if resolved.checkpoint is None or not resolved.checkpoint.tensors:
-        raise CheckpointError("there are no stored tensors to verify", remedy="give a folder with the weights")
+    target, folder = torch.device(device), local_folder(path)
+    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    require_tensors(resolved, folder)
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
     generator = torch.Generator().manual_seed(seed)
     shown = track(layers, "Verifying layers", show=on_terminal())

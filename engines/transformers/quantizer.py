@@ -21,11 +21,15 @@ from transformers.utils.quantization_config import QuantizationMethod
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
 from ...registry.plan import Plan, Resolution, plan
+from ..memory import release_free_memory
 from ..modules import QuantLinear
 from ..progress import on_terminal, track
 from ..tensors import dtype_name, read_tensor
 from .config import CompressedTensorsConfig, Prepared
 from .naming import RuntimeNames, plain_linear
+
+#: stored bytes after which freed memory goes back to the system
+RELEASE_EVERY = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -148,7 +152,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         packed = QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
         if isinstance(self._device_map, str):
             # transformers is about to divide the model among devices by size, and an empty module has none
-            size = sum(_nbytes(entry) for entry in layer.tensors.values())
+            size = sum(entry.nbytes for entry in layer.tensors.values())
             packed.register_buffer("placeholder", torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
             self._placeholders.append(packed)
         model.set_submodule(runtime, packed)
@@ -166,6 +170,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         show = self._prepared.progress if self._prepared else hf_logging.is_progress_bar_enabled() and on_terminal()
         # in the order of the file, so that it is read front to back
         order = sorted(self._pending, key=lambda p: min((t.file, t.start) for t in p.layer.tensors.values()))
+        handled = 0
         for pending in track(order, "Packing weights", show=show):
             module = model.get_submodule(pending.runtime)
             stored = {local: read_tensor(entry) for local, entry in pending.layer.tensors.items()}
@@ -174,6 +179,11 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 self.quantization_config.repacked = True
             if self.quantization_config.dequantize:
                 model.set_submodule(pending.runtime, module.dequantize())
+            handled += sum(entry.nbytes for entry in pending.layer.tensors.values())
+            if handled > RELEASE_EVERY:
+                release_free_memory()
+                handled = 0
+        release_free_memory()
         if not self.quantization_config.dequantize:
             model.quantdispatch_plan = self._plan
         self._pending, self._plan, self._prepared, self.quantization_config.prepared = [], None, None, None
@@ -237,10 +247,6 @@ def _device_of(device_map: Any, name: str) -> torch.device:
     while name and name not in device_map:
         name = name.rpartition(".")[0]
     return torch.device(device_map.get(name, "cpu"))
-
-
-def _nbytes(entry: Any) -> int:
-    return int(entry.end - entry.start)
 
 
 def _expect_leftover(model: Any, names: list[str]) -> None:

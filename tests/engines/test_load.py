@@ -21,6 +21,9 @@ import quantdispatch as qd  # noqa: E402
 from quantdispatch.engines.modules import QuantLinear  # noqa: E402
 from quantdispatch.engines.tensors import resident_bytes  # noqa: E402
 
+# transformers warns of every quantization_config that is passed for a quantized checkpoint, wanted or not
+pytestmark = pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+
 Make = Callable[..., Path]
 IDS = torch.arange(40).reshape(2, 20)
 
@@ -135,7 +138,7 @@ def test_compiles_without_a_graph_break(tiny_checkpoint: Make) -> None:
     model = qd.load(tiny_checkpoint("w4a16-asym"))
     with torch.no_grad():
         truth = model(IDS, use_cache=False).logits
-        compiled = torch.compile(model, fullgraph=True, backend="eager")
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
         assert torch.equal(compiled(IDS, use_cache=False).logits, truth)
 
 
@@ -206,6 +209,13 @@ def test_a_tied_config_over_a_quantized_head_is_refused(tiny_checkpoint: Make, t
     (folder / "config.json").write_text(json.dumps({**config, "tie_word_embeddings": True}))
     with pytest.raises(qd.QuantDispatchError, match="tie_word_embeddings"):
         qd.load(folder)
+
+
+def test_a_config_without_weights_is_refused(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    shutil.copy(tiny_checkpoint("w4a16-asym") / "config.json", tmp_path)
+    for source in (tmp_path, tmp_path / "config.json"):
+        with pytest.raises(qd.QuantDispatchError, match="no weights"):
+            qd.load(source)
 
 
 @pytest.mark.parametrize(

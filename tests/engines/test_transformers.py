@@ -20,6 +20,9 @@ import quantdispatch as qd  # noqa: E402
 from quantdispatch.engines import transformers as qdt  # noqa: E402
 from quantdispatch.engines.modules import QuantLinear  # noqa: E402
 
+# transformers warns of every quantization_config that is passed for a quantized checkpoint, wanted or not
+pytestmark = pytest.mark.filterwarnings("ignore:You passed `quantization_config`")
+
 Make = Callable[..., Path]
 IDS = torch.arange(40).reshape(2, 20)
 AutoModelForCausalLM = transformers.AutoModelForCausalLM
