@@ -35,10 +35,11 @@ def quantize_int(
     ``scale`` and ``zero_point``: the stored ones of static args. Those returned are [M, 1] or [1, 1].
     """
     high = (1 << (args.num_bits - 1)) - 1
-    wide = x.float()
     if args.dynamic and args.symmetric:
-        scale = _reduce(wide.abs(), args).div_(_INT_MAX[args.num_bits]).clamp_min_(_TINY)
-        return (wide / scale).round_(), scale, None
+        # the largest magnitude is exact in x's own dtype, and dividing by an fp32 tensor widens x on the way
+        scale = _reduce(x.abs(), args).float().div_(_INT_MAX[args.num_bits]).clamp_min_(_TINY)
+        return (x / scale).round_(), scale, None
+    wide = x.float()
     if args.dynamic:
         top = _reduce(wide, args).clamp_(min=0.0)
         bottom = -_reduce(-wide, args).clamp_(min=0.0)
@@ -60,14 +61,13 @@ def quantize_fp8(x: Tensor, args: QuantArgs, scale: Tensor | None) -> tuple[Tens
 
     Group scales cannot be applied after the product: there the values come back scaled, and the scale is ``None``.
     """
-    wide = x.float()
     if args.strategy == "group" and args.group_size:
-        return _quantize_groups(wide, args.group_size), None
+        return _quantize_groups(x.float(), args.group_size), None
     if args.dynamic:
-        scale = _reduce(wide.abs(), args).div_(_FP8_MAX).clamp_min_(_TINY)
-        return _round_fp8(wide / scale), scale
+        scale = _reduce(x.abs(), args).float().div_(_FP8_MAX).clamp_min_(_TINY)
+        return _round_fp8(x / scale), scale
     scale = _stored(scale, "input_scale")
-    return _round_fp8((wide / scale).clamp_(-FP8_MAX, FP8_MAX)), scale
+    return _round_fp8((x.float() / scale).clamp_(-FP8_MAX, FP8_MAX)), scale
 
 
 def _round_fp8(values: Tensor) -> Tensor:

@@ -48,7 +48,8 @@ class W8A8Linear(CpuLinear):
             if x_zero is not None:
                 q = q - x_zero
             y, scaled = int8_mm(q.bfloat16(), state["codes"], scale)
-            return y * x_scale if scaled else y * x_scale * scale.float()
+            # in place: the product is taken in fp32 and rounded once, without a wider tensor in between
+            return y.mul_(x_scale) if scaled else y * x_scale * scale.float()
         y = self.products(q, x_zero, state)
         zero_point = state.get("zero_point")
         if zero_point is not None:
