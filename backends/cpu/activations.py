@@ -20,9 +20,9 @@ from .float8 import fp8_to_float
 FP8_MAX = 448.0
 # On the CPU and outside inference mode, wherever the first import happens.
 with torch.inference_mode(False):
-    _INT_MAX = {bits: torch.tensor(float((1 << (bits - 1)) - 1), device="cpu") for bits in range(2, 9)}
+    INT_MAX = {bits: torch.tensor(float((1 << (bits - 1)) - 1), device="cpu") for bits in range(2, 9)}
     _FP8_MAX = torch.tensor(FP8_MAX, device="cpu")
-_TINY = torch.finfo(torch.float32).tiny
+TINY = torch.finfo(torch.float32).tiny
 # below this many values torch's own scalar conversion from float8 is faster than six calls
 _FEW = 4096
 
@@ -35,15 +35,14 @@ def quantize_int(
     ``scale`` and ``zero_point``: the stored ones of static args. Those returned are [M, 1] or [1, 1].
     """
     high = (1 << (args.num_bits - 1)) - 1
-    if args.dynamic and args.symmetric:
-        # the largest magnitude is exact in x's own dtype, and dividing by an fp32 tensor widens x on the way
-        scale = _reduce(x.abs(), args).float().div_(_INT_MAX[args.num_bits]).clamp_min_(_TINY)
-        return (x / scale).round_(), scale, None
     wide = x.float()
+    if args.dynamic and args.symmetric:
+        scale = _reduce(wide.abs(), args).div_(INT_MAX[args.num_bits]).clamp_min_(TINY)
+        return (wide / scale).round_(), scale, None
     if args.dynamic:
         top = _reduce(wide, args).clamp_(min=0.0)
         bottom = -_reduce(-wide, args).clamp_(min=0.0)
-        scale = ((top - bottom) / (2 * high + 1)).clamp_(min=_TINY)
+        scale = ((top - bottom) / (2 * high + 1)).clamp_(min=TINY)
         zero = (-1 - high - bottom / scale).round_().clamp_(-1 - high, high)
         zero = torch.nan_to_num(zero, nan=0.0)
     else:
@@ -61,13 +60,14 @@ def quantize_fp8(x: Tensor, args: QuantArgs, scale: Tensor | None) -> tuple[Tens
 
     Group scales cannot be applied after the product: there the values come back scaled, and the scale is ``None``.
     """
+    wide = x.float()
     if args.strategy == "group" and args.group_size:
-        return _quantize_groups(x.float(), args.group_size), None
+        return _quantize_groups(wide, args.group_size), None
     if args.dynamic:
-        scale = _reduce(x.abs(), args).float().div_(_FP8_MAX).clamp_min_(_TINY)
-        return _round_fp8(x / scale), scale
+        scale = _reduce(wide.abs(), args).div_(_FP8_MAX).clamp_min_(TINY)
+        return _round_fp8(wide / scale), scale
     scale = _stored(scale, "input_scale")
-    return _round_fp8((x.float() / scale).clamp_(-FP8_MAX, FP8_MAX)), scale
+    return _round_fp8((wide / scale).clamp_(-FP8_MAX, FP8_MAX)), scale
 
 
 def _round_fp8(values: Tensor) -> Tensor:
@@ -82,7 +82,7 @@ def _quantize_groups(wide: Tensor, group: int) -> Tensor:
     if k % group:
         wide = F.pad(wide, (0, -k % group))
     grouped = wide.view(rows, -1, group)
-    scale = grouped.abs().amax(dim=-1, keepdim=True).div_(_FP8_MAX).clamp_min_(_TINY)
+    scale = grouped.abs().amax(dim=-1, keepdim=True).div_(_FP8_MAX).clamp_min_(TINY)
     return (_round_fp8(grouped / scale) * scale).view(rows, -1)[:, :k]
 
 

@@ -28,16 +28,16 @@ def int8_mm(rows: Tensor, codes: Tensor, scale: Tensor) -> tuple[Tensor, bool]:
 
 
 def row_scale(scale: Tensor, n: int) -> Tensor:
-    """[N, 1] or [1, 1] to contiguous [N]."""
-    return scale.reshape(-1) if scale.shape[0] == n else scale.reshape(-1).expand(n).contiguous()
+    """[N] or [1] to contiguous [N]."""
+    return scale if scale.shape[0] == n else scale.expand(n).contiguous()
 
 
 class Int8Linear(CpuLinear):
-    """State: ``codes`` int8 [N, K], less the zero points where there are any; ``scale`` [N, 1] or [1, 1];
+    """State: ``codes`` int8 [N, K], less the zero points where there are any; ``scale`` [N] or [1];
     ``zero_point`` as stored. Zero points are admitted up to 7 bits, where the difference fits int8."""
 
     def pack(self, operands: Operands) -> dict[str, Tensor]:
-        state = self.keep(operands) | {"codes": operands.codes.contiguous(), "scale": operands.scale}
+        state = self.keep(operands) | {"codes": operands.codes.contiguous(), "scale": operands.scale.reshape(-1)}
         if operands.zero_point is not None:
             state["zero_point"] = operands.zero_point
             state["codes"] = state["codes"] - operands.zero_point
@@ -47,7 +47,7 @@ class Int8Linear(CpuLinear):
         codes, zero_point = state["codes"], state.get("zero_point")
         if zero_point is not None:
             codes = codes + zero_point
-        return self.restore(state, codes=codes, scale=state["scale"], zero_point=zero_point)
+        return self.restore(state, codes=codes, scale=state["scale"].unsqueeze(1), zero_point=zero_point)
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         codes = state["codes"]

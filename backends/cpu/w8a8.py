@@ -16,13 +16,15 @@ from .activations import quantize_int
 from .int8 import int8_mm, row_scale
 from .linear import CpuLinear
 from .ops import chunked_mm, u8s8_mm
+from .shared_inputs import quantize_shared
 
 #: rows of x up to which torch's bf16 int8 op beats the other products (its time grows with the rows)
 FEW_ROWS = 4
 
 
 class W8A8Linear(CpuLinear):
-    """The product by torch's own ops. State: ``codes`` int8 [N, K], ``scale``, ``zero_point``, and with oneDNN
+    """The product by torch's own ops. State: ``codes`` int8 [N, K], ``scale`` [N] or [1],
+    ``zero_point``, and with oneDNN
     ``code_sums`` fp32 [N]."""
 
     def __init__(self, spec: object) -> None:
@@ -31,14 +33,35 @@ class W8A8Linear(CpuLinear):
         # Outside of these the op crashes, or would round an fp32 result to bf16.
         self.few = FEW_ROWS if self.dtype == torch.bfloat16 and self.k % 16 == 0 and self.weights.symmetric else 0
 
+        shared = self.inputs.dynamic and self.inputs.symmetric and self.weights.strategy == "channel"
+        self.quick = self.few * self.k if shared else 0
+
+    def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        few = 0 < x.numel() <= self.quick and state["scale"].dtype == torch.bfloat16
+        return self._quick(x, state) if few and not torch.compiler.is_compiling() else super().apply(x, state)
+
+    def _quick(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
+        """The usual case of decoding in as few calls as it takes; the same values as :meth:`forward`."""
+        assert self.inputs is not None
+        self.check(x)
+        codes, x_scale = quantize_shared(x, self.inputs)
+        y = torch._weight_int8pack_mm(codes, state["codes"], state["scale"]).mul_(x_scale)
+        bias = state.get("bias")
+        if bias is not None:
+            y = (y.float() + bias).bfloat16()
+        if x.ndim == 3 and x.shape[0] == 1:
+            return y.unsqueeze(0)
+        return y if x.ndim == 2 else y.view(*x.shape[:-1], self.n)
+
     def pack(self, operands: Operands) -> dict[str, Tensor]:
-        state = self.keep(operands) | {"codes": operands.codes.contiguous(), "scale": operands.scale}
+        state = self.keep(operands) | {"codes": operands.codes.contiguous(), "scale": operands.scale.reshape(-1)}
         if operands.zero_point is not None:
             state["zero_point"] = operands.zero_point
         return state
 
     def unpack(self, state: Mapping[str, Tensor]) -> Operands:
-        return self.restore(state, codes=state["codes"], scale=state["scale"], zero_point=state.get("zero_point"))
+        parts = {"scale": state["scale"].unsqueeze(1), "zero_point": state.get("zero_point")}
+        return self.restore(state, codes=state["codes"], **parts)
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         assert self.inputs is not None
