@@ -34,7 +34,7 @@ def measure() -> list[dict[str, Any]]:
     """A row a variant and way of loading. ``loading``: peak while loading over the idle process, in bytes."""
     ways = [("quantdispatch", name) for name in (*models.WEIGHT_ONLY, *models.WITH_INPUTS)]
     rows = []
-    for how, name in [*ways, ("transformers", "w4a16-asym"), ("transformers", "bf16")]:
+    for how, name in [*ways, ("transformers", "w4a16-sym"), ("transformers", "bf16")]:
         path = models.folder(name)
         done = subprocess.run(
             [sys.executable, "-c", _CHILD, how, str(path)], capture_output=True, text=True, check=False

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+K = TypeVar("K", bound=Hashable)
 
 
-def interleaved(candidates: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median seconds of one call of each candidate, after one warm-up each. Torch must run on one thread."""
+def interleaved(candidates: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, list[float]]:
+    """Seconds of one call of each candidate, round by round, after one warm-up each. Torch must run on one thread."""
     for call in candidates.values():
         call()
-    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    seconds: dict[K, list[float]] = {name: [] for name in candidates}
     for _ in range(rounds):
         for name, call in candidates.items():
             start = time.thread_time()
             call()
             seconds[name].append(time.thread_time() - start)
-    return {name: statistics.median(values) for name, values in seconds.items()}
+    return seconds
+
+
+def ratio(over: list[float], under: list[float]) -> float:
+    """Median of the rounds' ratios: what slows the machine for a while slows both sides of a round alike."""
+    return statistics.median(a / b for a, b in zip(over, under, strict=True))

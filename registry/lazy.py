@@ -14,4 +14,6 @@ def load_target(target: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
-        raise PluginError(f"cannot import {target}: {error}", field=target, remedy="see `quantdispatch doctor`") from error
+        raise PluginError(
+            f"cannot import {target}: {error}", field=target, remedy="see `quantdispatch doctor`"
+        ) from error
