@@ -24,8 +24,8 @@ def same_choice(logits: Any, truth: Any) -> float:
 def disturbed(model: Any, folder: str) -> Any:
     """As :func:`score`, with the embeddings off by about half a unit in the last place: how far rounding alone carries.
 
-    A code that falls on the other side of a rounding boundary is a whole step off, and a dynamic input scale passes that
-    on to every code of its token, so a model with quantized inputs differs from itself by much more than rounding.
+    A code that falls on the other side of a rounding boundary is a whole step off, and a dynamic input scale passes
+    that on to every code of its token, so a model with quantized inputs differs from itself by much more than rounding.
     """
     import torch
 
