@@ -7,6 +7,7 @@ float64 product of that weight and of the input as the scheme quantizes it.
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -128,6 +129,8 @@ def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[t
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     except ImportError:
         return None, "compressed-tensors is not installed"
+    if layer.shape is not None and layer.shape.packing == "padded" and not _reads_padded():
+        return None, "compressed-tensors reads padded words only up to 0.17, newer ones take them for dense"
     try:
         scheme = QuantizationScheme(
             targets=["Linear"],
@@ -140,6 +143,11 @@ def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[t
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         return None, f"compressed-tensors cannot decompress it: {reason}"
     return weight, ""
+
+
+def _reads_padded() -> bool:
+    major, minor = importlib.metadata.version("compressed-tensors").split(".")[:2]
+    return (int(major), int(minor)) < (0, 18)
 
 
 def _foreign(cls: Any, args: QuantArgs | None) -> Any:

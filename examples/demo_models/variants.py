@@ -94,6 +94,7 @@ VARIANTS: dict[str, Variant] = {
     "w7a16": _one(_int(7)),
     "w8a16": _one(_int(8, None)),
     "w8a16-asym-g64": _one(_int(8, symmetric=False)),
+    "w4a16-tensor-asym": _one({**_INT8_TENSOR, "num_bits": 4, "symmetric": False}),
     "w8a16-int": _one(_int(8, None), format="int-quantized"),
     # Integer weights and inputs.
     "w8a8-int8-asym-inputs": _one(_int(8, None), _token("int", symmetric=False)),

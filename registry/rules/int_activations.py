@@ -5,15 +5,10 @@ Formats as in :mod:`.int_weights`; the inputs' scale and zero point, where stati
 
 from __future__ import annotations
 
-from typing import Any
-
-from ..domains import between
 from ..predicates import Args, When
-from ..values import ABSENT as Absent
-from .int_weights import CHANNEL, FLOAT_SCALES, GROUP, KINDS
+from .int_weights import FLOAT_SCALES, PACKED, UNPACKED, boxes
 from .rule import Rule
 
-TENSOR: dict[str, Any] = {"strategy": "tensor", "actorder": {None, "weight", "static"}}
 TOKEN_DYNAMIC = Args(
     type="int", num_bits=8, strategy="token", symmetric={True, False}, dynamic=True, scale_dtype=FLOAT_SCALES
 )
@@ -22,32 +17,8 @@ TENSOR_ANY = Args(
 )
 
 
-def _when(formats: set[str], strategies: tuple[dict[str, Any], ...]) -> When:
-    boxes = [
-        When(
-            kind=KINDS,
-            format=formats,
-            weights=Args(
-                type="int",
-                num_bits=between(2, 8),
-                symmetric={True, False},
-                dynamic=False,
-                scale_dtype=FLOAT_SCALES,
-                **strategy,
-            ),
-            inputs=inputs,
-            outputs=Absent,
-        )
-        for strategy in strategies
-        for inputs in (TOKEN_DYNAMIC, TENSOR_ANY)
-    ]
-    result = boxes[0]
-    for box in boxes[1:]:
-        result = result | box  # type: ignore[assignment]
-    return result
-
-
 W8 = When(weights=Args(num_bits=8, strategy={"tensor", "channel"}, symmetric=True))
+W8_CHANNEL = When(weights=Args(num_bits=8, strategy="channel", symmetric=True))
 W4_TOKEN = When(
     weights=Args(num_bits=4, strategy={"channel", "group"}, symmetric=True),
     inputs=Args(strategy="token", symmetric=True),
@@ -57,7 +28,7 @@ RULES = (
     Rule(
         name="wNa8_int",
         summary="int2 to int8 weights stored as int8, tensor, channel or group; int8 inputs, static or dynamic",
-        when=_when({"int-quantized", "naive-quantized"}, (TENSOR, CHANNEL, GROUP)),
+        when=boxes(UNPACKED, TOKEN_DYNAMIC) + boxes(UNPACKED, TENSOR_ANY),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
         equivalents={
             "vllm": {"CompressedTensorsW8A8Int8": W8, "CompressedTensorsW4A8Int": W4_TOKEN},
@@ -66,14 +37,14 @@ RULES = (
     ),
     Rule(
         name="wNa8_int-packed",
-        summary="int2 to int8 weights, packed, channel or group; int8 inputs, static or dynamic",
-        when=_when({"pack-quantized"}, (CHANNEL, GROUP)),
+        summary="int2 to int8 weights, packed, tensor, channel or group; int8 inputs, static or dynamic",
+        when=boxes(PACKED, TOKEN_DYNAMIC) + boxes(PACKED, TENSOR_ANY),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
         differs={
-            "sglang": {"expects int8 `weight`, finds packed `weight_packed`": W8},
+            "sglang": {"expects int8 `weight`, finds packed `weight_packed`": W8_CHANNEL},
             "vllm": {
                 "leaves inputs unquantized in every kernel but Humming's": When(
-                    inputs=Args(strategy="token", symmetric=True)
+                    weights=Args(strategy={"channel", "group"}), inputs=Args(strategy="token", symmetric=True)
                 )
             },
         },

@@ -17,6 +17,7 @@ from .rule import Rule
 KINDS = {"linear", "lm_head"}
 #: a scale in one of these; uint8 (an exponent) and float8 belong to the mx and nv formats
 FLOAT_SCALES = {None, "bfloat16", "float16", "float32"}
+TENSOR: dict[str, Any] = {"strategy": "tensor", "actorder": {None, "weight", "static"}}
 CHANNEL: dict[str, Any] = {"strategy": "channel", "actorder": {None, "weight", "static"}}
 GROUP: dict[str, Any] = {
     "strategy": "group",
@@ -25,35 +26,41 @@ GROUP: dict[str, Any] = {
 }
 
 
-def _weights(strategy: dict[str, Any]) -> Args:
-    return Args(
-        type="int", num_bits=between(2, 8), symmetric={True, False}, dynamic=False, scale_dtype=FLOAT_SCALES, **strategy
+STRATEGIES = (TENSOR, CHANNEL, GROUP)
+PACKED = {"pack-quantized"}
+UNPACKED = {"int-quantized", "naive-quantized"}
+
+
+def boxes(formats: set[str], inputs: Any) -> tuple[When, ...]:
+    """Every way to quantize int weights of 2 to 8 bits, stored in ``formats``, with ``inputs``."""
+    weights = {"type": "int", "num_bits": between(2, 8), "symmetric": {True, False}, "dynamic": False}
+    return tuple(
+        When(
+            kind=KINDS,
+            format=formats,
+            weights=Args(**weights, scale_dtype=FLOAT_SCALES, **strategy),
+            inputs=inputs,
+            outputs=Absent,
+        )
+        for strategy in STRATEGIES
     )
 
 
-def _when(formats: set[str]) -> When:
-    first, second = (
-        When(kind=KINDS, format=formats, weights=_weights(strategy), inputs=Absent, outputs=Absent)
-        for strategy in (CHANNEL, GROUP)
-    )
-    return first | second  # type: ignore[return-value]
-
+VLLM = When(weights=Args(strategy={"channel", "group"}, actorder={None, "weight", "static"}))
+SGLANG = When(weights=Args(strategy={"channel", "group"}, num_bits={4, 8}))
 
 RULES = (
     Rule(
         name="wNa16_int",
-        summary="int2 to int8 weights, packed, symmetric or asymmetric, channel or group; inputs unquantized",
-        when=_when({"pack-quantized"}),
+        summary="int2 to int8 weights, packed, symmetric or not, tensor, channel or group; inputs unquantized",
+        when=boxes(PACKED, Absent),
         scheme="quantdispatch.schemes.wna16_int:WNA16Int",
-        equivalents={
-            "vllm": {"CompressedTensorsWNA16": When(weights=Args(actorder={None, "weight", "static"}))},
-            "sglang": {"CompressedTensorsWNA16": When(weights=Args(num_bits={4, 8}))},
-        },
+        equivalents={"vllm": {"CompressedTensorsWNA16": VLLM}, "sglang": {"CompressedTensorsWNA16": SGLANG}},
     ),
     Rule(
         name="wNa16_int-unpacked",
-        summary="int2 to int8 weights stored as int8, symmetric or asymmetric, channel or group; inputs unquantized",
-        when=_when({"int-quantized", "naive-quantized"}),
+        summary="int2 to int8 weights stored as int8, symmetric or not, tensor, channel or group; inputs unquantized",
+        when=boxes(UNPACKED, Absent),
         scheme="quantdispatch.schemes.wna16_int:WNA16Int",
     ),
 )
