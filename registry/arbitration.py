@@ -14,7 +14,7 @@ from .args import QuantArgs
 from .config_models import ConfigGroup
 from .errors import CheckpointError, ConfigError
 from .headers import TensorEntry
-from .modules import CACHE_NAMES, Module, in_tower, quantized_names
+from .modules import Module, in_tower, quantized_names
 from .patterns import PatternBudget
 from .targets import TargetIndex
 
@@ -66,7 +66,7 @@ def check_stored_quantized(module: Module, group: ConfigGroup, target: str | Non
 
 def check_owned(module: Module, known: Iterable[str], scheme: str) -> None:
     """Raises ``CheckpointError`` for tensors of a quantized layer that its scheme does not use."""
-    left = sorted(set(module.tensors).difference(known, ("bias",), CACHE_NAMES))
+    left = sorted(set(module.tensors).difference(known, ("bias",)))
     if left:
         raise CheckpointError(
             f"{scheme} has no use for stored {_with_dtypes(left, module.tensors)}", layer=module.name, field=left[0],
@@ -81,7 +81,8 @@ def check_never_quantized(module: Module) -> None:
         raise CheckpointError(
             f"no layer consumes {_with_dtypes(names, module.tensors)}: the module has no weight matrix of its own",
             layer=module.name, field=names[0],
-            remedy="if it is a Linear under another name, say so with modules=",
+            remedy="if it is a Linear, its weight or weight_packed is missing: look for a missing shard"
+            if "weight" not in module.tensors else "if it is a Linear under another name, say so with modules=",
         )  # fmt: skip
 
 

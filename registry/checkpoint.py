@@ -48,6 +48,15 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     path = Path(folder)
     names = list_folder(path)
     config = read_config(path / CONFIG)
+    found = _open_files(path, names, config)
+    if not found.tensors:
+        raise UnreadableCheckpointError(
+            f"{path} has safetensors files without a single tensor", remedy="download or write the weights again"
+        )
+    return found
+
+
+def _open_files(path: Path, names: Sequence[str], config: Mapping[str, Any]) -> Checkpoint:
     if SINGLE in names:
         note = (f"{INDEX} is not used: {SINGLE} comes first",) if INDEX in names else ()
         return assemble(str(path), config, [read_header(str(path / SINGLE))], (SINGLE,), notes=note)

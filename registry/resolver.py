@@ -72,7 +72,7 @@ class Resolver:
         place = (group and group.name, assignment.target, assignment.ignored_by, assignment.transforms)
         # with several ranks the name says how a layer is cut
         last = module.name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
-        key = (module.kind, module.classes, module.inferred, place, headers, last)
+        key = (module.kind, module.classes, module.inferred, place, headers, last, _values(module))
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._decide(module, assignment)
@@ -138,12 +138,13 @@ class Resolver:
         result.equivalents, result.differs = rule.equivalents_for(facts), rule.differs_for(facts)
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
-        own = {name: t for name, t in module.tensors.items() if name not in CACHE_NAMES}
+        cached = CACHE_NAMES if self._config.kv_cache_scheme is not None else frozenset()
+        own = {name: t for name, t in module.tensors.items() if name not in cached}
         if "weight" in own or (self._stored and group is not None):
             result.shape = scheme.check(module.name, own)
             required, optional = scheme.tensor_names()
             if group is not None:
-                arbitration.check_owned(module, required | optional, scheme.name)
+                arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
         result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
         if scheme.name == DENSE:
@@ -175,6 +176,12 @@ class Resolver:
             layer=module.name, field="transform_config", nearest=self._task.registry.nearest(facts),
             remedy="use a checkpoint without online transforms, or a plugin with a scheme for them",
         )  # fmt: skip
+
+
+def _values(module: Module) -> bytes | None:
+    """The one tensor whose values a plan goes by: layers of equal headers may differ in the K it gives."""
+    entry = module.tensors.get("weight_shape")
+    return entry.read() if entry is not None and entry.nbytes <= 16 else None
 
 
 def describe(facts: LayerFacts) -> str:

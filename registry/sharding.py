@@ -48,7 +48,8 @@ def shard(name: str, scheme: Scheme, shape: LayerShape, degree: int) -> LayerSha
         return shape
     obstacle = _obstacle(scheme, shape, way, degree)
     if obstacle is not None:
-        best = next(d for d in range(degree - 1, 0, -1) if _obstacle(scheme, shape, way, d) is None)
+        most = min(degree - 1, shape.k if way == "in" else shape.n)  # counting down from any degree might never end
+        best = next(d for d in range(most, 0, -1) if _obstacle(scheme, shape, way, d) is None)
         raise CheckpointError(
             f"cannot be split over {degree} ranks along its {'inputs' if way == 'in' else 'outputs'}: {obstacle}",
             layer=name, field="tensor_parallel", observed=degree, required=f"at most {best} that fits",

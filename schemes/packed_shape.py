@@ -23,6 +23,11 @@ _SHAPE_BYTES = {"I64": 8, "I32": 4}
 def packed_shape(name: str, tensors: Mapping[str, TensorInfo], args: QuantArgs, version: str | None) -> LayerShape:
     """Raises ``CheckpointError`` naming the tensor when K cannot be known or the tensors contradict each other."""
     n, width = two_dimensions(name, "weight_packed", tensors)
+    if tensors["weight_packed"].dtype != "I32":  # before the width, which would be of other words
+        raise CheckpointError(
+            "weight_packed has the wrong dtype",
+            layer=name, field="weight_packed", observed=tensors["weight_packed"].dtype, required="I32",
+        )  # fmt: skip
     k = _stored_k(name, tensors, n)
     if k is None:
         k = _derived_k(name, tensors, args, width, version)

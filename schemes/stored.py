@@ -66,7 +66,11 @@ def two_dimensions(name: str, tensor: str, tensors: Mapping[str, TensorInfo]) ->
         )
     if len(info.shape) != 2 or 0 in info.shape:
         raise CheckpointError(
-            f"{tensor} is not a matrix", layer=name, field=tensor, observed=list(info.shape), required="[N, K]"
+            f"{tensor} is {'empty' if 0 in info.shape else 'not a matrix'}",
+            layer=name,
+            field=tensor,
+            observed=list(info.shape),
+            required="[N, K]",
         )
     return info.shape[0], info.shape[1]
 

@@ -208,6 +208,8 @@ BAD_FOLDERS: dict[str, tuple[Callable[[Path], Path], type[QuantDispatchError], s
     "index-empty": (lambda p: shard_of_two(p / "c", {}), UnreadableCheckpointError, "no weight_map"),
     "index-not-json": (
         lambda p: with_file(shard_of_two(p / "c", BOTH), INDEX, "nope"), QuantDispatchError, "is not JSON"),
+    "no-tensor-at-all": (
+        lambda p: tiny.folder(p / "c", {}, {}), UnreadableCheckpointError, "without a single tensor"),
     "tensor-in-two-files": (lambda p: doubled(p / "c"), UnreadableCheckpointError, "tensor a stored in two files"),
 }  # fmt: skip
 

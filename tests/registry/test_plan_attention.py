@@ -130,6 +130,7 @@ def test_transforms_that_cannot_be_read(tmp_path: Path, bad: Any) -> None:
         ("gate", 4, (128, 128)), ("o_proj", 8, "the largest tensor_parallel that fits this layer is 4"),
         ("q_proj", 3, "the largest tensor_parallel that fits this layer is 2"),
         ("q_proj", 256, "the largest tensor_parallel that fits this layer is 128"),
+        ("o_proj", 10**30, "the largest tensor_parallel that fits this layer is 4"),
     ],
 )  # fmt: skip
 def test_tensor_parallel(tmp_path: Path, name: str, degree: int, expected: Any) -> None:

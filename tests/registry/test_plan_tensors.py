@@ -118,6 +118,10 @@ CONTRADICTIONS: dict[str, tuple[Any, Any, tuple[str, ...]]] = {
     "left-over-zero-point": (tiny.config(), layers("m.x", symmetric=False), ("no use for", "weight_zero_point (I32")),
     "left-over-weight": (tiny.config(), packed_with(weight=("BF16", [64, 64])), ("no use for", "weight (BF16")),
     "left-over-unknown": (tiny.config(), packed_with(something=("BF16", [4])), ("no use for", "something (BF16 [4])")),
+    "left-over-cache-scale": (tiny.config(), packed_with(k_scale=("F32", [1])), ("no use for", "k_scale (F32 [1])")),
+    "missing-weight": (tiny.config(), packed_with(weight_packed=None), ("weight_packed is missing", "weight_shape")),
+    "bytes-for-words": (tiny.config(), packed_with(weight_packed=("U8", [64, 32])), ("wrong dtype", "U8", "I32")),
+    "empty-weight": (tiny.config(), packed_with(weight_packed=("I32", [0, 8])), ("weight_packed is empty",)),
     "wrong-scale-shape": (tiny.config(), packed_with(weight_scale=("BF16", [64, 3])), ("weight_scale", "[64, 3]")),
     "wrong-dtype": (tiny.config(), packed_with(weight_packed=("I64", [64, 8])), ("weight_packed", "I64", "I32")),
     "wrong-bias": (tiny.config(), packed_with(bias=("BF16", [63])), ("bias", "[63]", "[64]")),
@@ -154,6 +158,22 @@ def test_a_quantized_tensor_without_a_layer_is_an_error(tmp_path: Path, extra: A
     result = soft(tmp_path, tiny.config(ignore=()), {**layers("m.x"), **extra})
     assert list(result.errors) == [error(result, owner)] and isinstance(result.errors[0], CheckpointError)
     assert list(extra)[-1].rpartition(".")[2] in str(result.errors[0])
+
+
+@pytest.mark.parametrize("wrong", ["m.a", "m.b"])
+def test_a_layer_does_not_answer_for_the_weight_shape_of_another(tmp_path: Path, wrong: str) -> None:
+    tensors = layers("m.a", "m.b")
+    data = {**tiny.shapes(tensors), f"{wrong}.weight_shape": tiny.shape_bytes(64, 32)}
+    result = plan(tiny.folder(tmp_path / "c", tiny.config(), tensors, data), strict=False)
+    assert [e.layer for e in result.errors] == [wrong] and "fits 32 columns" in str(result.errors[0])
+
+
+def test_layers_of_equal_headers_and_different_k(tmp_path: Path) -> None:
+    tensors = layers("m.a", "m.b", group=-1)
+    data = {**tiny.shapes(tensors), "m.b.weight_shape": tiny.shape_bytes(64, 63)}
+    config = tiny.config(tiny.group({**tiny.INT4, "strategy": "channel", "group_size": None}))
+    result = plan(tiny.folder(tmp_path / "c", config, tensors, data))
+    assert [layer.shape.k for layer in result.layers.values()] == [64, 63]
 
 
 def test_group_that_does_not_divide_k(tmp_path: Path) -> None:
