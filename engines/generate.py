@@ -84,10 +84,19 @@ def load_tokenizer(folder: str) -> Any:
 
 
 def encode(tokenizer: Any, prompt: str) -> torch.Tensor:
-    """Token ids [1, T] of a user's turn in the chat template, or of the bare prompt where there is none."""
+    """Token ids [1, T] of a user's turn in the chat template, or of the bare prompt where there is none.
+
+    Raises ``ConfigError`` where the template fails.
+    """
     if getattr(tokenizer, "chat_template", None):
         turn = [{"role": "user", "content": prompt}]
-        text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        try:
+            text = tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # the template is a program of the checkpoint's own: it may fail in any way
+            raise ConfigError(
+                f"the checkpoint's chat template fails: {type(error).__name__}: {error}", field="chat_template",
+                remedy="correct or remove chat_template.jinja",
+            ) from error  # fmt: skip
         ids: torch.Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     else:
         ids = tokenizer(prompt, return_tensors="pt")["input_ids"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ..registry.checkpoint import INDEX, SINGLE
 from ..registry.config_locate import find_quantization_config, no_config_error
 from ..registry.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from ..registry.hub import is_hub_id
@@ -39,19 +40,39 @@ def load(
     machine.
     """
     _require_transformers()
-    target = torch.device(device)
+    target = torch_device(device)
     folder = local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
+    _require_known_files(folder)
     with _quiet():
         return _build(folder, resolved, target, dtype, backend)
 
 
+def torch_device(device: str | torch.device) -> torch.device:
+    """Raises ``ConfigError`` for what torch knows no device by."""
+    try:
+        return torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(
+            f"torch has no device {device!r}: {error}", field="device", observed=device, required="cpu, cuda or cuda:N"
+        ) from None
+
+
 def require_tensors(resolved: Plan, folder: str) -> None:
-    """Raises ``CheckpointError`` for a plan made of a config alone, which can be explained but not run."""
+    """Raises ``UnreadableCheckpointError`` for a plan made of a config alone, which can be explained but not run."""
     if resolved.checkpoint is None or not resolved.checkpoint.tensors:
-        raise CheckpointError(
+        raise UnreadableCheckpointError(
             f"there are no weights in {folder}", remedy="give the checkpoint's folder, with its weights"
+        )
+
+
+def _require_known_files(folder: str) -> None:
+    """Raises ``UnreadableCheckpointError`` for files that a plan finds by their suffix and transformers does not."""
+    if not any(os.path.exists(os.path.join(folder, name)) for name in (SINGLE, INDEX)):
+        raise UnreadableCheckpointError(
+            f"{folder} has safetensors files, but neither {SINGLE} nor {INDEX}, by which transformers finds them",
+            remedy=f"rename a single file to {SINGLE}, or download or write the index of several",
         )
 
 
@@ -111,11 +132,12 @@ def _architecture(folder: str) -> tuple[Any, Any]:
 
     try:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (ValueError, KeyError, TypeError) as error:
+    except Exception as error:  # a wrong value of any key fails in the class of its model, each in its own way
+        unknown = isinstance(error, (ValueError, KeyError, TypeError))
         raise ConfigError(
             f"transformers {transformers.__version__} cannot read the model's config: {error}",
-            field="model_type",
-            remedy="install a version of transformers that knows this model",
+            field="model_type" if unknown else None,
+            remedy="install a version of transformers that knows this model" if unknown else "correct config.json",
         ) from error
     names = getattr(config, "architectures", None) or []
     for name in names:
@@ -142,13 +164,14 @@ def _check_report(report: Mapping[str, Any], architecture: str) -> None:
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
-            f"{_listed(missing)} that {architecture} needs not in the checkpoint", field=missing[0],
+            f"{_listed(missing)} not in the checkpoint, and {architecture} needs {_them(missing)}", field=missing[0],
             remedy="the checkpoint is incomplete, or of another architecture",
         )  # fmt: skip
     unexpected = sorted(report["unexpected_keys"])
     if unexpected:
         raise CheckpointError(
-            f"{_listed(unexpected)} in the checkpoint that {architecture} has no use for", field=unexpected[0],
+            f"{_listed(unexpected)} in the checkpoint, and {architecture} has no use for {_them(unexpected)}",
+            field=unexpected[0],
             remedy="the checkpoint is of another architecture, or has stray tensors",
         )  # fmt: skip
     errors = [str(message) for message in (*report.get("error_msgs", ()), *report["mismatched_keys"])]
@@ -159,6 +182,10 @@ def _check_report(report: Mapping[str, Any], architecture: str) -> None:
 def _listed(names: list[str]) -> str:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return f"tensor {shown} is" if len(names) == 1 else f"{len(names)} tensors ({shown}) are"
+
+
+def _them(names: list[str]) -> str:
+    return "it" if len(names) == 1 else "them"
 
 
 @contextmanager

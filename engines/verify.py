@@ -19,7 +19,7 @@ from ..numerics.activations import expand_groups, quantize_fp8, quantize_int
 from ..registry.args import QuantArgs
 from ..registry.operands import Operands
 from ..registry.plan import Resolution, plan
-from .loading import local_folder, require_tensors
+from .loading import local_folder, require_tensors, torch_device
 from .modules import QuantLinear
 from .progress import on_terminal, track
 from .tensors import dtype_name, read_tensor
@@ -56,7 +56,7 @@ def verify(
 
     Raises what :func:`quantdispatch.load` raises for the plan, the tensors and the kernels.
     """
-    target, folder = torch.device(device), local_folder(path)
+    target, folder = torch_device(device), local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]

@@ -49,6 +49,13 @@ def test_no_tokenizer_is_a_config_error(tiny_checkpoint: Make, tmp_path: Path) -
         chat(folder, "Hello")
 
 
+def test_a_broken_chat_template_is_a_config_error(tiny_checkpoint: Make) -> None:
+    tokenizer = load_tokenizer(str(tiny_checkpoint("w4a16-asym")))
+    tokenizer.chat_template = "{% if"
+    with pytest.raises(qd.ConfigError, match="chat template fails"):
+        encode(tokenizer, "Hello")
+
+
 @pytest.mark.parametrize("variant", ["w4a16-asym", "w4a16-sym", "w8a8-int8", "fp8-dynamic"])
 def test_the_real_model_names_paris(variant: str, smollm2: Make) -> None:
     answer = chat(smollm2(variant), "What is the capital of France?", max_new_tokens=16)

@@ -218,14 +218,28 @@ def test_a_config_without_weights_is_refused(tiny_checkpoint: Make, tmp_path: Pa
             qd.load(source)
 
 
+def test_files_that_transformers_would_not_find_are_refused(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    folder = shutil.copytree(tiny_checkpoint("w4a16-asym"), tmp_path / "copy")
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.raises(qd.CheckpointError, match=r"neither model\.safetensors nor"):
+        qd.load(folder)
+
+
+def test_a_device_that_torch_does_not_know_is_refused(tiny_checkpoint: Make) -> None:
+    with pytest.raises(qd.ConfigError, match="no device 'warp'"):
+        qd.load(tiny_checkpoint("w4a16-asym"), device="warp")
+
+
 @pytest.mark.parametrize(
     ("change", "text"),
     [
         ({"architectures": ["NobodysForCausalLM"]}, "NobodysForCausalLM"),
         ({"architectures": None}, "architectures"),
         ({"model_type": "nobodys"}, "model_type"),
+        ({"hidden_size": "128"}, "hidden_size"),
+        ({"num_attention_heads": 7}, "attention heads"),
     ],
-    ids=["architecture", "no architecture", "model type"],
+    ids=["architecture", "no architecture", "model type", "wrong type", "wrong value"],
 )
 def test_a_model_that_transformers_does_not_know(
     change: dict[str, Any], text: str, tiny_checkpoint: Make, tmp_path: Path
