@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from ..registry.plan import plan as make_plan
-from ..registry.registry import get_registry
 from .output import Output
+from .run import known_backend
 
 if TYPE_CHECKING:
     from ..registry.plan import Plan
@@ -27,7 +27,7 @@ def explain_command(
 ) -> int:
     """The exit code. Raises what ``plan()`` raises, and typer's ``BadParameter`` for an unknown layer or backend."""
     if why_not is not None:
-        _known_backend(why_not)
+        known_backend(why_not)
     plan = _plan_on_meta(source, device, modules or {}) if meta else _plan(source, device, modules)
     if layer is not None:
         _known_layer(plan, layer)
@@ -86,12 +86,6 @@ def _document(plan: Plan, layer: str | None, why_not: str | None) -> dict[str, A
         entries = why_not_json(plan, why_not)
         document["why_not"] = [entry for entry in entries if layer in (None, entry["layer"])]
     return document
-
-
-def _known_backend(name: str) -> None:
-    known = sorted({kernel.backend for kernel in get_registry().kernels})
-    if name not in known:
-        raise typer.BadParameter(f"no backend {name!r} is installed; installed: {', '.join(known) or 'none'}")
 
 
 def _known_layer(plan: Plan, name: str) -> None:

@@ -9,14 +9,20 @@ import sys
 import typer
 
 from ..registry.errors import ConfigError
+from ..registry.registry import get_registry
 from .output import Output
 
 _PRESENT = re.compile(r"cpu|cuda(:\d+)?|rocm(:\d+)?")
 
 
 def run_command(path: str, prompt: str, max_new_tokens: int, *, backend: str | None, device: str, as_json: bool) -> int:
-    """0. Raises what loading raises, and typer's ``BadParameter`` for a device that only a plan can be made for."""
+    """0. Raises what loading raises, and typer's ``BadParameter`` for a device that only a plan can be made for, an
+    unknown backend, or a prompt that is not text."""
     where = torch_device(device)
+    if backend is not None:
+        known_backend(backend)
+    if prompt != prompt.encode(errors="replace").decode():  # bytes of the command line that are no characters
+        raise typer.BadParameter("--prompt is no text in the terminal's encoding")
     require_engine()
     from ..engines.generate import chat
 
@@ -44,6 +50,13 @@ def torch_device(device: str) -> str:
             f"a model runs on cpu, cuda, cuda:N or rocm, not on {device!r}; explain answers for any"
         )
     return spelled.replace("rocm", "cuda")
+
+
+def known_backend(name: str) -> None:
+    """Raises ``BadParameter`` for a backend that nobody registers."""
+    known = sorted({kernel.backend for kernel in get_registry().kernels})
+    if name not in known:
+        raise typer.BadParameter(f"no backend {name!r} is installed; installed: {', '.join(known) or 'none'}")
 
 
 def require_engine() -> None:

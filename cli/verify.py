@@ -7,7 +7,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from .output import Output, Segment
-from .run import require_engine, torch_device
+from .run import known_backend, require_engine, torch_device
 
 if TYPE_CHECKING:
     from ..engines.verify import Row
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 def verify_command(path: str, *, tolerance: float, backend: str | None, device: str, as_json: bool) -> int:
     """0, or 1 when a layer's error exceeds ``tolerance`` or its weight is not compressed-tensors' own, bit for bit."""
     where = torch_device(device)
+    if backend is not None:
+        known_backend(backend)
     require_engine()
     from ..engines.verify import verify
 

@@ -256,10 +256,20 @@ def test_run_answers_on_stdout_and_counts_on_stderr(tiny_checkpoint: Checkpoint,
     assert 1 <= answer["new_tokens"] <= 4 and answer["weight_bytes"] > 0 and isinstance(answer["text"], str)
 
 
-def test_an_unknown_backend_is_refused_before_anything_is_loaded(tiny_checkpoint: Checkpoint, capsys: Capture) -> None:
-    assert main(["run", str(tiny_checkpoint("w4a16-asym")), "--prompt", "x", "--backend", "warp"]) != 0
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--prompt", "x", "--backend", "warp"], "no backend 'warp' is installed"),
+        (["verify", "--backend", "warp"], "no backend 'warp' is installed"),
+        (["run", "--prompt", "a\udc80"], "--prompt is no text"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_is_loaded(
+    arguments: list[str], says: str, tiny_checkpoint: Checkpoint, capsys: Capture
+) -> None:
+    assert main([*arguments, str(tiny_checkpoint("w4a16-asym"))]) == 2
     out, err = capsys.readouterr()
-    assert out == "" and "warp" in err and err.count("\n") == 1
+    assert out == "" and says in err and err.count("\n") == 1
 
 
 def test_meta_gives_the_names_of_experts_as_files_have_them(write: Any, capsys: Capture) -> None:
