@@ -1,14 +1,16 @@
 """Inputs of a few tokens that several layers share (query, key and value; gate and up) are quantized once.
 
-At one token quantizing costs as much as half of a small layer's product. The last input of each thread is remembered,
-by the tensor object and its version, so that a write to it in between is seen. Tensors of inference mode have no
-version, and are quantized anew each time.
+At one token quantizing costs as much as half of a small layer's product. The last input of each thread is remembered
+by its identity and its values: comparing a few rows is ten times cheaper than quantizing them, and a version counter
+does not see every write (``x.data``, a numpy view, a tensor of inference mode). The tensor itself is not kept, which
+would keep its memory and its graph.
 """
 
 from __future__ import annotations
 
 import threading
 
+import torch
 from torch import Tensor
 
 from ...registry.args import QuantArgs
@@ -16,8 +18,9 @@ from .activations import INT_MAX, TINY, quantize_int
 
 
 class _Last(threading.local):
-    tensor: Tensor | None = None
-    version = -1
+    #: id() of the tensor; another one may have it since, and then the values tell
+    identity = 0
+    values: Tensor | None = None
     args: QuantArgs | None = None
     result: tuple[Tensor, Tensor] | None = None
 
@@ -30,15 +33,22 @@ def quantize_shared(x: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor]:
 
     Both may be those of an earlier call and must not be written to.
     """
-    result = _last.result
-    if result is not None and x is _last.tensor and _last.args is args and x._version == _last.version:
-        return result
+    last = _last
+    if last.identity == id(x) and last.args is args and last.result is not None and _same(x, last.values):
+        return last.result
     result = _quantize(x, args)
-    if x.is_inference():
-        _last.result = _last.tensor = None
-    else:
-        _last.tensor, _last.version, _last.args, _last.result = x, x._version, args, result
+    # nothing is remembered while it is replaced, whatever interrupts
+    last.identity = 0
+    last.values, last.args, last.result = x.clone(), args, result
+    last.identity = id(x)
     return result
+
+
+def _same(x: Tensor, values: Tensor | None) -> bool:
+    try:
+        return values is not None and torch.equal(x, values)
+    except RuntimeError:  # tensors without values of their own, such as vmap's
+        return False
 
 
 def _quantize(x: Tensor, args: QuantArgs) -> tuple[Tensor, Tensor]:
