@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 
 class HasWeight(Protocol):
@@ -41,13 +41,19 @@ class LazyWeight(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"LazyWeight(shape={tuple(self.shape)}, dtype={self.dtype}, device='{self.device}')"
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        """A copy has values of its own, and they can be written."""
+        return self.clone()
+
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        for argument, value in zip(func._schema.arguments, args, strict=False):
-            if argument.is_write and isinstance(value, cls):
+        arguments = func._schema.arguments
+        given = [*zip(arguments, args, strict=False), *((a, kwargs[a.name]) for a in arguments if a.name in kwargs)]
+        for argument, value in given:
+            if argument.is_write and any(isinstance(leaf, cls) for leaf in tree_leaves(value)):
                 raise RuntimeError("the weight of a quantized layer is read-only; dequantize() the layer to change it")
         return func(*tree_map(_dense, args), **tree_map(_dense, kwargs))
 

@@ -186,6 +186,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         release_free_memory()
         if not self.quantization_config.dequantize:
             model.quantdispatch_plan = self._plan
+            # no gradient passes a packed layer: what is left asks for none, so that a plain call needs no no_grad()
+            model.requires_grad_(False)
         self._pending, self._plan, self._prepared, self.quantization_config.prepared = [], None, None, None
         return model
 
@@ -194,6 +196,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if isinstance(module, QuantLinear):
                 model.set_submodule(name, module.dequantize(dtype))
         model.__dict__.pop("quantdispatch_plan", None)
+        for parameter in model.parameters():
+            parameter.requires_grad_(parameter.is_floating_point())
         return model
 
     # -- what transformers asks

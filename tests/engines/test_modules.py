@@ -260,8 +260,14 @@ def test_weight_answers_from_metadata_and_stands_for_the_dense_weight(monkeypatc
     assert torch.equal(weight + 0, dense) and torch.equal(weight[1:3], dense[1:3])
     x = torch.randn(2, K).bfloat16()
     assert torch.equal(nn.functional.linear(x, weight), nn.functional.linear(x, dense))
-    with pytest.raises(RuntimeError, match="read-only"):
-        weight.mul_(2)
+    for write in (
+        lambda: weight.mul_(2),
+        lambda: torch.mul(dense, 2, out=weight),
+        lambda: torch._foreach_mul_([weight], 2.0),
+    ):
+        with pytest.raises(RuntimeError, match="read-only"):
+            write()
+    assert torch.equal(copy.deepcopy(weight).mul_(2), dense * 2)
 
 
 def test_dequantize_gives_a_plain_linear() -> None:

@@ -258,3 +258,20 @@ def test_resizing_a_quantized_head_is_refused_clearly(tiny_checkpoint: Make) -> 
         model.resize_token_embeddings(300)
     tied = qd.load(tiny_checkpoint("w4a16-asym"))
     assert tied.resize_token_embeddings(300).weight.shape[0] == 300
+
+
+def test_a_plain_call_needs_no_no_grad(tiny_checkpoint: Make) -> None:
+    """No gradient passes a packed layer: nothing asks for one, and who does is told."""
+    folder = tiny_checkpoint("w4a16-asym")
+    model = qd.load(folder)
+    with torch.no_grad():
+        expected = model(IDS).logits
+    assert torch.is_grad_enabled() and torch.equal(model(IDS).logits, expected)
+    with qdt.enable():
+        assert torch.equal(AutoModelForCausalLM.from_pretrained(folder, dtype="bfloat16")(IDS).logits, expected)
+    embedded = torch.zeros(1, 2, 128, dtype=torch.bfloat16, requires_grad=True)
+    with pytest.raises(qd.QuantDispatchError, match="no gradient"):
+        model(inputs_embeds=embedded)
+    dense = model.dequantize()
+    assert all(parameter.requires_grad for parameter in dense.parameters())
+    dense(IDS).logits.float().sum().backward()
