@@ -7,6 +7,7 @@ understood but something in it does not resolve or contradicts itself, 2 when it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -40,7 +41,7 @@ class QuantDispatchError(Exception):
 
     def __str__(self) -> str:
         text = " ".join(self.message.split())
-        if self.layer is not None and self.layer not in text:
+        if self.layer is not None and not _names(text, self.layer):
             text = f"{self.layer}: {text}"
         parts = [text]
         if self.field is not None and self.field not in text:
@@ -62,6 +63,11 @@ class QuantDispatchError(Exception):
             "message": str(self),
             "nearest": [str(n) for n in getattr(self, "nearest", ())],
         }
+
+
+def _names(text: str, name: str) -> bool:
+    """Does ``text`` already say ``name``, as a whole word and not as a part of another name?"""
+    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", text) is not None
 
 
 def _short(value: Any) -> str:

@@ -128,6 +128,7 @@ def plan(
     if not isinstance(environment, Environment):
         environment = Environment.detect(device, environment)
     registry = get_registry()
+    registry.check_backend(backend)
     opened = open_source(source)
     config, problems = read_quantization(opened.raw, registry)
     task = Task(registry, environment, dtype, degree, backend)

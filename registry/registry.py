@@ -85,15 +85,19 @@ class Registry:
 
         Raises ``PluginError`` for a backend that nobody registers.
         """
-        if backend is not None and backend not in {k.backend for k in self.kernels}:
-            known = sorted({k.backend for k in self.kernels})
-            raise PluginError(
-                f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known)
-            )
+        self.check_backend(backend)
         key = (spec, environment, backend, probe)
         if key not in self._selected:
             self._selected[key] = select(spec, environment.facts, self.kernels, backend=backend, probe=probe)
         return self._selected[key]
+
+    def check_backend(self, backend: str | None) -> None:
+        """Raises ``PluginError`` for a backend that nobody registers."""
+        known = sorted({k.backend for k in self.kernels})
+        if backend is not None and backend not in known:
+            raise PluginError(
+                f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known)
+            )
 
     def rewrite_config(self, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
         """Let plugins translate a foreign ``quantization_config``: the block to use, and whose plugin did it."""

@@ -13,7 +13,7 @@ from .config import METHOD, parse_config
 from .config_json import parse_json_file
 from .config_locate import all_quantization_configs
 from .config_models import QuantConfig
-from .errors import UnreadableCheckpointError
+from .errors import ConfigError, UnreadableCheckpointError
 from .headers import unreadable
 from .hub import is_hub_id, open_hub
 from .problem import Problem
@@ -33,6 +33,11 @@ def open_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     """Raises ``ConfigError`` or ``UnreadableCheckpointError`` (both exit code 2)."""
     if isinstance(source, Mapping):
         return Source("(a config)", source)
+    if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
+        raise ConfigError(
+            "no source to plan", field="source", observed=source,
+            required="a checkpoint folder, a config.json, a hub id or a dict",
+        )  # fmt: skip
     text = os.fspath(source)
     path = Path(text)
     try:

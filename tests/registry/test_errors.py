@@ -45,3 +45,16 @@ def test_copies_keep_everything(clone: object) -> None:
     assert error.errors[0].nearest == ("one", "two")
     assert str(error.errors[0]) == "a: none"
     assert error.errors[0].to_json() == {"type": "NoSchemeFound", "message": "a: none", "nearest": ["one", "two"]}
+
+
+@pytest.mark.parametrize(
+    ("layer", "message", "line"),
+    [
+        ("a", "weights are wrong", "a: weights are wrong"),
+        ("fc", "fc1.weight is missing", "fc: fc1.weight is missing"),
+        ("fc", "fc.weight is missing", "fc.weight is missing"),
+        ("up", "layer.up is missing", "up: layer.up is missing"),
+    ],
+)
+def test_a_layer_is_named_unless_the_message_does(layer: str, message: str, line: str) -> None:
+    assert str(qd.CheckpointError(message, layer=layer)) == line

@@ -176,3 +176,9 @@ def test_strict_raises_what_soft_keeps() -> None:
         plan(config)
     assert [str(e) for e in caught.value.errors] == [str(e) for e in kept] and len(kept) == 1
     assert not isinstance(kept[0], CheckpointError)
+
+
+@pytest.mark.parametrize("source", ["", None, 3])
+def test_no_source_is_a_config_error(source: object) -> None:
+    with pytest.raises(ConfigError, match="no source to plan"):
+        plan(source)  # type: ignore[arg-type]
