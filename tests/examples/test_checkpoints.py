@@ -61,7 +61,9 @@ def dequantized(folder: Path, layer: str) -> tuple[Tensor, Tensor]:
         rows, columns = tensors[f"{layer}.weight_shape"].tolist()
         codes = codes_of(tensors, layer, args["num_bits"], "weight_packed", columns)
         zero = torch.zeros_like(scale)
-        if not args["symmetric"]:
+        if not args["symmetric"] and args["strategy"] == "tensor":
+            zero = tensors[f"{layer}.weight_zero_point"].double()  # one signed value is not packed
+        elif not args["symmetric"]:
             zero = codes_of(tensors, layer, args["num_bits"], "weight_zero_point", rows)
     else:
         codes = tensors[f"{layer}.weight"].double()
