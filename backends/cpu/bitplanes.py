@@ -66,6 +66,6 @@ def codes_of(packed: Tensor, bits: int, k: int) -> Tensor:
     """The inverse of :func:`pack_planes`: fresh int8 codes [N, K]."""
     if bits == 8:
         return packed.clone()
-    out = torch.empty(packed.shape[0], -(-k // 8) * 8, dtype=torch.uint8)
+    out = torch.empty(packed.shape[0], -(-k // 8) * 8, dtype=torch.uint8, device="cpu")
     unpack_planes(packed, bits, out)
     return out.sub_(1 << (bits - 1)).view(torch.int8)[:, :k].contiguous()

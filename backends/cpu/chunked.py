@@ -31,7 +31,7 @@ def chunked_mm(
     where ``columns`` [K] names each column's group; ``scale=None``: the caller multiplies rows of the result.
     """
     n, k = codes.shape[0], x.shape[1]
-    y = torch.empty(x.shape[0], n, dtype=x.dtype)
+    y = torch.empty(x.shape[0], n, dtype=x.dtype, device="cpu")
     for start in range(0, n, step := chunk_rows(k)):
         stop = min(start + step, n)
         blocks = _Blocks(start, stop, k, block_rows, block_columns, columns)

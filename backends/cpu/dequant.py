@@ -38,7 +38,7 @@ class DequantLinear(CpuLinear):
             nan = is_nan(state["codes"]).any(-1)
             if nan.any():
                 # A NaN weight makes its row's result NaN whatever x is, so one value a row says it all.
-                state["nan_rows"] = torch.zeros(self.n).masked_fill_(nan, torch.nan)
+                state["nan_rows"] = torch.zeros(self.n, dtype=torch.float32, device="cpu").masked_fill_(nan, torch.nan)
         else:
             state["codes"] = pack_planes(operands.codes, self.bits)
         for name in ("zero_point", "g_idx"):

@@ -61,7 +61,7 @@ class Int4Linear(CpuLinear):
         groups = codes.shape[1] // self.width
         if columns is not None and g_idx is not None:
             real = columns < self.k
-            restored = torch.empty(self.n, self.k, dtype=torch.int8)
+            restored = torch.empty(self.n, self.k, dtype=torch.int8, device="cpu")
             restored[:, columns[real].to(torch.long)] = codes[:, real]
             codes, groups = restored, self.k // self.width
         pairs = state["scale_zero"]
@@ -107,8 +107,8 @@ def _sorted_columns(g_idx: Tensor, groups: int) -> tuple[Tensor, int]:
     counts = torch.bincount(index, minlength=groups)
     width = -(-max(int(counts.max()), 1) // 32) * 32
     order = torch.argsort(index, stable=True)
-    columns = torch.full((groups * width,), g_idx.numel(), dtype=torch.int32)
+    columns = torch.full((groups * width,), g_idx.numel(), dtype=torch.int32, device="cpu")
     starts = counts.cumsum(0) - counts
-    within = torch.arange(g_idx.numel()) - starts[index[order]]
+    within = torch.arange(g_idx.numel(), device="cpu") - starts[index[order]]
     columns[index[order] * width + within] = order.to(torch.int32)
     return columns, width

@@ -29,9 +29,9 @@ def unpack(packed: Tensor) -> Tensor:
     if block_size() is None:
         return unpack_by_op(packed)
     n, k = packed.shape[0], packed.shape[1] * 2
-    out = torch.empty(n, k, dtype=torch.uint8)
+    out = torch.empty(n, k, dtype=torch.uint8, device="cpu")
     for start, count, size in _runs(n):
-        rows = torch.empty(count * size, k, dtype=torch.uint8)
+        rows = torch.empty(count * size, k, dtype=torch.uint8, device="cpu")
         _nibbles(_stored(packed, start, count, size), rows)
         out[start + _row_order(count, size)] = rows
     return out
@@ -41,11 +41,11 @@ def unpack_by_op(packed: Tensor) -> Tensor:
     """The inverse through the op itself, on any instruction set: with scale 1, zero 0 and an identity for x, what comes
     out are the codes less 8, exact in bf16. Slow for large K."""
     n, k = packed.shape[0], packed.shape[1] * 2
-    unit = torch.tensor([1.0, 0.0], dtype=torch.bfloat16).expand(k // 32, n, 2).contiguous()
-    out = torch.empty(n, k, dtype=torch.uint8)
+    unit = torch.tensor([1.0, 0.0], dtype=torch.bfloat16, device="cpu").expand(k // 32, n, 2).contiguous()
+    out = torch.empty(n, k, dtype=torch.uint8, device="cpu")
     for start in range(0, k, 64):
-        eye = torch.zeros(min(64, k - start), k, dtype=torch.bfloat16)
-        eye[torch.arange(len(eye)), start + torch.arange(len(eye))] = 1
+        eye = torch.zeros(min(64, k - start), k, dtype=torch.bfloat16, device="cpu")
+        eye[torch.arange(len(eye), device="cpu"), start + torch.arange(len(eye), device="cpu")] = 1
         columns = torch.ops.aten._weight_int4pack_mm_for_cpu(eye, packed, 32, unit)
         out[:, start : start + len(eye)] = (columns.t() + 8).to(torch.uint8)
     return out
@@ -56,7 +56,7 @@ def block_size() -> int | None:
     """B, or ``None`` where no supposed layout reproduces the op's."""
     generator = torch.Generator().manual_seed(0)
     for size in _BLOCKS:
-        values = torch.randint(0, 16, (2 * size + 16, 64), generator=generator, dtype=torch.uint8)
+        values = torch.randint(0, 16, (2 * size + 16, 64), generator=generator, dtype=torch.uint8, device="cpu")
         if _fits(pack(values), values, size):
             return size
     return None
@@ -65,7 +65,7 @@ def block_size() -> int | None:
 def _fits(packed: Tensor, values: Tensor, size: int) -> bool:
     k = values.shape[1]
     for start, count, block in _runs(values.shape[0], size):
-        rows = torch.empty(count * block, k, dtype=torch.uint8)
+        rows = torch.empty(count * block, k, dtype=torch.uint8, device="cpu")
         _nibbles(_stored(packed, start, count, block), rows)
         if not torch.equal(rows, values[start + _row_order(count, block)]):
             return False
@@ -98,15 +98,15 @@ def _nibbles(stored: Tensor, out: Tensor) -> None:
 @cache
 def _block_order(size: int) -> tuple[int, ...]:
     """Rows within a block of ``size``, in the order of :func:`_nibbles`."""
-    number = torch.arange(size, dtype=torch.uint8)[:, None].expand(size, 32)
-    seen = torch.zeros(size, 32, dtype=torch.uint8)
+    number = torch.arange(size, dtype=torch.uint8, device="cpu")[:, None].expand(size, 32)
+    seen = torch.zeros(size, 32, dtype=torch.uint8, device="cpu")
     for shift in (0, 4):
-        rows = torch.empty(size, 32, dtype=torch.uint8)
+        rows = torch.empty(size, 32, dtype=torch.uint8, device="cpu")
         _nibbles(_stored(pack((number >> shift) & 15), 0, 1, size), rows)
         seen |= rows << shift
     return tuple(seen[:, 0].tolist())
 
 
 def _row_order(count: int, size: int) -> Tensor:
-    order = torch.tensor(_block_order(size))
-    return (torch.arange(count)[:, None] * size + order).view(-1)
+    order = torch.tensor(_block_order(size), device="cpu")
+    return (torch.arange(count, device="cpu")[:, None] * size + order).view(-1)

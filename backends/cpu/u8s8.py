@@ -33,8 +33,8 @@ def u8s8_mm(x: Tensor, codes: Tensor) -> Tensor:
         1.0,
         128,
         _prepacked(codes),
-        torch.ones(n),
-        torch.zeros(n, dtype=torch.int64),
+        torch.ones(n, dtype=torch.float32, device="cpu"),
+        torch.zeros(n, dtype=torch.int64, device="cpu"),
         None,
         1.0,
         0,
@@ -65,8 +65,8 @@ def exact(weight_extreme: int) -> str | None:
     """``None`` if the op sums the largest products right on this processor, else the reason."""
     for k, n, m in ((576, 64, 1), (64, 16, 9), (37, 5, 3)):
         for code in (127, -128):
-            x = torch.full((m, k), float(code))
-            weight = torch.full((n, k), weight_extreme, dtype=torch.int8)
+            x = torch.full((m, k), float(code), dtype=torch.float32, device="cpu")
+            weight = torch.full((n, k), weight_extreme, dtype=torch.int8, device="cpu")
             wrong = (u8s8_mm(x, weight) - code * weight_extreme * k).abs().max().item()
             if wrong > 1e-6 * 128 * 128 * k:
                 return (
