@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,10 @@ from .tensors import dtype_name
 
 #: what a model needs of a hub repository
 _WANTED = ("*.json", "*.safetensors", "*.model", "*.jinja", "*.txt")
+
+# While transformers loads, it replaces functions of its own (that tie weights, for one) for all threads. A second load
+# that begins meanwhile misses them, and puts the wrong ones back.
+_one_at_a_time = threading.RLock()
 
 
 def load(
@@ -45,7 +50,7 @@ def load(
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
     _require_known_files(folder)
-    with _quiet():
+    with _one_at_a_time, _quiet():
         return _build(folder, resolved, target, dtype, backend)
 
 

@@ -53,7 +53,7 @@ def read_tensor(entry: TensorInfo) -> torch.Tensor:
 
 def _read_into(entry: TensorEntry) -> torch.Tensor:
     """Straight into the tensor's own memory: going through ``bytes`` would hold every tensor twice."""
-    flat = torch.empty(entry.nbytes, dtype=torch.uint8)
+    flat = torch.empty(entry.nbytes, dtype=torch.uint8, device="cpu")
     try:
         with open(entry.file, "rb", buffering=0) as stream:
             stream.seek(entry.start)

@@ -8,6 +8,7 @@ import logging
 import pickle
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -258,3 +259,32 @@ def rewritten(source: Path, target: Path, change: Callable[[Tensors], None]) -> 
     change(tensors)
     safetensors_torch.save_file(tensors, file, metadata={"format": "pt"})
     return folder
+
+
+def test_threads_may_load_at_once(tiny_checkpoint: Make) -> None:
+    folder = tiny_checkpoint("w4a16-asym")
+    with torch.no_grad(), ThreadPoolExecutor(3) as pool:
+        expected = qd.load(folder)(IDS).logits
+        for model in pool.map(qd.load, [folder] * 6):
+            assert torch.equal(model(IDS).logits, expected)
+
+
+@pytest.mark.parametrize(
+    "variant", ["w4a16-asym", "w4a16-asym-g_idx", "w3a16-asym", "w8a8-int8-asym-inputs", "fp8-dynamic"]
+)
+def test_the_default_device_and_dtype_change_nothing(variant: str, tiny_checkpoint: Make) -> None:
+    for layer in list(packed(qd.load(tiny_checkpoint(variant))).values())[:2]:
+        state = layer.state_dict()
+        for x in (torch.randn(rows, layer.in_features).bfloat16() for rows in (1, 9)):
+            expected = layer(x)
+            torch.set_default_dtype(torch.float64)
+            try:
+                with torch.device("meta"):
+                    other = copy.deepcopy(layer)
+                    other.load_state_dict(state)
+                    result, after = layer(x), other.to(torch.float32).to(torch.bfloat16).state_dict()
+            finally:
+                torch.set_default_dtype(torch.float32)
+            assert torch.equal(result, expected) and torch.equal(other(x), expected)
+            assert all(tensor.dtype == after[name].dtype for name, tensor in state.items())
+            assert all(torch.equal(tensor.float(), after[name].float()) for name, tensor in state.items())
