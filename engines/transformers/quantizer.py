@@ -58,6 +58,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._plan: Plan | None = None
         self._placeholders: list[QuantLinear] = []
         self._theirs_ignored: Any = None
+        self._dense: set[str | None] = set()
         self._prepared: Prepared | None = getattr(quantization_config, "prepared", None)
         if self._prepared:
             quantization_config.quant_method = QuantizationMethod.COMPRESSED_TENSORS
@@ -93,6 +94,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         owned: list[str] = []
         for layer in self._plan.layers.values():
             if layer.scheme_object is None or layer.scheme == "dense":
+                self._dense.add(names.module(layer.name))
                 continue
             runtime = names.module(layer.name)
             if runtime is None:
@@ -199,6 +201,16 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
         return model
+
+    def get_state_dict_and_metadata(self, model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The first that ``save_pretrained`` calls: linear layers that are dense, and were not in the checkpoint or not
+        dense there (a new head, a layer dequantized by itself), have to be ignored by whoever reads what is saved."""
+        known = {*self._dense, *(key.removesuffix(".weight") for key in getattr(model, "all_tied_weights_keys", {}))}
+        added = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in known]
+        if added:
+            ignored = self.quantization_config.raw.get("ignore") or []
+            self.quantization_config.raw["ignore"] = [*ignored, *(name for name in added if name not in ignored)]
+        return super().get_state_dict_and_metadata(model, *args, **kwargs)
 
     # -- what transformers asks
 

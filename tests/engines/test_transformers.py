@@ -275,3 +275,19 @@ def test_a_plain_call_needs_no_no_grad(tiny_checkpoint: Make) -> None:
     dense = model.dequantize()
     assert all(parameter.requires_grad for parameter in dense.parameters())
     dense(IDS).logits.float().sum().backward()
+
+
+@torch.no_grad()
+def test_what_became_dense_is_ignored_in_what_is_saved(tiny_checkpoint: Make, tmp_path: Path) -> None:
+    model = qd.load(tiny_checkpoint("w4a16-asym"))
+    name, layer = next(iter(packed(model).items()))
+    model.set_submodule(name, layer.dequantize())
+    model.save_pretrained(tmp_path / "partly")
+    again = qd.load(tmp_path / "partly")
+    assert set(packed(again)) == set(packed(model)) and torch.equal(again(IDS).logits, model(IDS).logits)
+    kind = transformers.AutoModelForSequenceClassification
+    with qdt.enable():
+        classifier = kind.from_pretrained(tiny_checkpoint("w4a16-asym"), num_labels=3)
+        classifier.save_pretrained(tmp_path / "head")
+        again = kind.from_pretrained(tmp_path / "head")
+    assert torch.equal(again(IDS).logits, classifier(IDS).logits)
