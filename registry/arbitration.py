@@ -14,7 +14,7 @@ from .args import QuantArgs
 from .config_models import ConfigGroup
 from .errors import CheckpointError, ConfigError
 from .headers import TensorEntry
-from .modules import Module, in_tower, quantized_names
+from .modules import Module, in_tower, is_head, quantized_names
 from .patterns import PatternBudget
 from .targets import TargetIndex
 
@@ -153,6 +153,10 @@ class Namespaces:
             if parent in self._exact:
                 return self._exact[parent]
             parent = parent.rpartition(".")[0]
+        if is_head(name):  # the head goes by several names, and there is one head
+            head = next((entry for form, entry in self._exact.items() if is_head(form)), None)
+            if head is not None:
+                return head
         return self._explain_regex(name)
 
     def _explain_regex(self, name: str) -> str | None:

@@ -124,12 +124,17 @@ def _classify(name: str, own: dict[str, TensorEntry], conv1d: bool, attention: t
     return Module(name, kind, classes, f"{classes[0]}, from its {what}", own)
 
 
+def is_head(name: str) -> bool:
+    """Does the name say that this is the output projection onto the vocabulary?"""
+    return name.rpartition(".")[2] in _HEADS or _SHORT_HEAD.fullmatch(name) is not None
+
+
 def named_kind(name: str) -> tuple[str, tuple[str, ...]]:
     """Kind and class of a module that has a weight matrix, from its name alone."""
     last = name.rpartition(".")[2]
     if last in _EMBEDDINGS:
         return "embedding", EMBEDDING
-    if last in _HEADS or _SHORT_HEAD.fullmatch(name):
+    if is_head(name):
         return "lm_head", LINEAR
     return ("moe" if _EXPERT.search(name) else "linear"), LINEAR
 

@@ -56,6 +56,7 @@ MISMATCHES: dict[str, tuple[str, str, str]] = {
                        "language_model.model.* -> model.language_model.*"),
     "suffix-style": ("model.layers.7.mlp.gate", "mlp.gate", "* -> model.layers.7.*"),
     "head": ("language_model.lm_head", "lm_head", "* -> language_model.*"),
+    "head-renamed": ("embed_out", "lm_head", "lm_head.* -> embed_out.*"),
     "tensor-name": ("model.layers.7.mlp.gate", "model.layers.7.mlp.gate.weight", "model.layers.7.mlp.gate.weight -> "),
     "wrapped": ("vision.blocks.0.q.linear", "vision.blocks.0.q", "vision.blocks.0.q -> "),
     "parent": ("vision_tower.blocks.0.fc1", "vision_tower", "vision_tower -> vision_tower.*"),
