@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_plans as tiny
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +18,6 @@ from quantdispatch.registry.checkpoint import INDEX, open_checkpoint
 from quantdispatch.registry.errors import CheckpointError, ConfigError, QuantDispatchError, UnreadableCheckpointError
 from quantdispatch.registry.headers import MAX_HEADER_BYTES, parse_header, read_header
 
-tiny = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "plan" / "tiny.py")))
 ONE = {"a.weight": ("BF16", [4, 8]), "b.weight": ("F32", [2])}
 
 

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_plans as tiny
 
 from quantdispatch.registry.hub import is_hub_id
 
-tiny = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "plan" / "tiny.py")))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 # huggingface_hub reads its environment when it is imported, so each case asks from a process of its own.

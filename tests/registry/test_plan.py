@@ -2,46 +2,18 @@
 
 from __future__ import annotations
 
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_plans as tiny
+from planning import ATTN, MLP, OUTSIDE, codes, error, soft, tiny_registry  # noqa: F401
+from tiny_plans import checkpoint, layers
 
-from quantdispatch.registry import plan as plan_module
 from quantdispatch.registry.errors import (
     CheckpointError,
-    QuantDispatchError,
 )
-from quantdispatch.registry.plan import Plan, plan
-
-tiny = SimpleNamespace(**runpy.run_path(str(Path(__file__).parents[1] / "data" / "plan" / "tiny.py")))
-layers, checkpoint = tiny.layers, tiny.checkpoint
-
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "get_registry", tiny.registry)
-
-
-ATTN, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
-OUTSIDE = {**tiny.dense("model.embed_tokens"), **tiny.dense("lm_head"), "model.norm.weight": ("BF16", [64])}
-
-
-def soft(path: Path, config: Any, tensors: Any, **options: Any) -> Plan:
-    return plan(checkpoint(path, config, tensors), strict=False, **options)
-
-
-def codes(result: Plan) -> set[str]:
-    return {problem.code for problem in result.problems}
-
-
-def error(result: Plan, name: str) -> QuantDispatchError:
-    found = result.layers[name].error
-    assert found is not None
-    return found
-
+from quantdispatch.registry.plan import plan
 
 # --------------------------------------------------------------------------------------- what resolves
 

@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import json
-import runpy
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import tiny_plans as tiny
+from planning import tiny_registry  # noqa: F401
 
-from quantdispatch.registry import plan as plan_module
 from quantdispatch.registry.errors import CheckpointError, ConfigError, NoSchemeFound, PlanError
 from quantdispatch.registry.plan import plan
 
 DATA = Path(__file__).parents[1] / "data"
-tiny = SimpleNamespace(**runpy.run_path(str(DATA / "plan" / "tiny.py")))
 MOE = {"num_experts": 8, "vocab_size": 100}
-
-
-@pytest.fixture(autouse=True)
-def _registry(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan_module, "get_registry", tiny.registry)
 
 
 def entries(config: Any, **options: Any) -> dict[str, tuple[str, str | None, str | None]]:
