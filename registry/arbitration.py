@@ -154,9 +154,9 @@ class Namespaces:
                 return self._exact[parent]
             parent = parent.rpartition(".")[0]
         if is_head(name):  # the head goes by several names, and there is one head
-            head = next((entry for form, entry in self._exact.items() if is_head(form)), None)
-            if head is not None:
-                return head
+            for form, entry in self._exact.items():
+                if is_head(form):
+                    return entry
         return self._explain_regex(name)
 
     def _explain_regex(self, name: str) -> str | None:
