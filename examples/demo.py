@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 QUESTION = "What is the capital of France?"
-NEW_TOKENS = 24
+NEW_TOKENS = 12
 ROUNDS = 3
 
 
