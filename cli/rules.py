@@ -121,6 +121,11 @@ def _check(registry: Registry, output: Output, as_json: bool) -> int:
         return 1 if found else 0
     for finding in found:
         output.line(("error    ", "bold red"), f"{finding['code']}: {finding['message']}")
-    checked = f"{len(registry.rules.rules)} rules, {len(registry.kernels)} kernels, {len(registry.plugins)} plugins"
-    output.line(f"{len(found)} problem{'s' if len(found) != 1 else ''} in {checked}")
+    parts = {"rule": registry.rules.rules, "kernel": registry.kernels, "plugin": registry.plugins}
+    checked = ", ".join(_count(len(items), name) for name, items in parts.items())
+    output.line(f"{_count(len(found), 'problem')} in {checked}")
     return 1 if found else 0
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
