@@ -155,6 +155,8 @@ def _modules(entries: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The console script: runs one command and returns its exit code. Raises nothing, unless debugging."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    # pydantic would look through every installed distribution for plugins of its own.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     collecting = gc.isenabled()
     # A seventh of the time of a short command goes into looking for garbage among freshly imported classes.
     gc.disable()
