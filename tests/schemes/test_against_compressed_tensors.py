@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
+import compressed_tensors
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
@@ -13,6 +15,10 @@ from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.facts import LayerFacts
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+#: of the writer at hand; it may lie on the path without having been installed
+WRITER = tuple(
+    int(part) for part in str(getattr(compressed_tensors, "__version__", version("compressed-tensors"))).split(".")[:2]
+)
 INT_FORMATS = ["pack-quantized", "int-quantized", "naive-quantized"]
 
 
@@ -24,7 +30,7 @@ def bits_of(tensor: torch.Tensor) -> torch.Tensor:
 def check_layer(fx: Any, format: str, weights: QuantArgs, n: int, k: int, dtype: torch.dtype) -> None:
     headers, scheme_of, numerics_of, written, decompressed = fx
     tensors = written(format, weights, n, k, dtype, seed=n * k)
-    scheme = scheme_of(format, weights)
+    scheme = scheme_of(format, weights, version=".".join(map(str, WRITER)))
     shape = scheme.check("layer", headers(tensors))
     assert (shape.n, shape.k) == (n, k)
     required, optional = scheme.tensor_names()
@@ -43,7 +49,9 @@ def check_layer(fx: Any, format: str, weights: QuantArgs, n: int, k: int, dtype:
 
     stored = numerics.stored(operands, shape)
     assert set(stored) == set(tensors)
-    if shape.packing != "padded":
+    # We write densely. Older writers pad 3, 5, 6 and 7 bits, also where both layouts are equally wide.
+    padded = WRITER < (0, 18) and format == "pack-quantized" and weights.num_bits in (3, 5, 6, 7)
+    if shape.packing != "padded" and not padded:
         for name, tensor in tensors.items():
             assert stored[name].dtype == tensor.dtype and stored[name].shape == tensor.shape, name
             assert torch.equal(bits_of(stored[name]), bits_of(tensor)), name
@@ -99,6 +107,8 @@ def test_any_group_that_divides_k(
 @pytest.mark.parametrize(("n", "k"), [(33, 70), (32, 64), (1, 1)])
 def test_fp8_weights(fx: Any, format: str, strategy: str, block: Any, n: int, k: int, dtype: torch.dtype) -> None:
     weights = QuantArgs(num_bits=8, type="float", strategy=strategy, block_structure=block)
+    if WRITER < (0, 19) and block is not None and (n % block[0] or k % block[1]):
+        pytest.skip(f"compressed-tensors {'.'.join(map(str, WRITER))} cannot decompress partial blocks")
     check_layer(fx, format, weights, n, k, dtype)
 
 
