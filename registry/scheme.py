@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
 from .facts import KernelSpec, LayerFacts
@@ -133,12 +133,3 @@ class KernelImpl(Protocol):
 
     def apply(self, x: Any, state: Mapping[str, Any]) -> Any:
         """x [..., K], contiguous or not, to [..., N] in x's dtype, bias added. Traceable by torch.compile."""
-
-
-@dataclass(frozen=True)
-class SchemeInfo:
-    """A row for docs and ``quantdispatch rules``."""
-
-    name: str
-    summary: str
-    tensors: tuple[str, ...] = field(default=())
