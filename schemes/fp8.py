@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from ..registry.facts import KernelSpec
-from ..registry.scheme import LayerShape, Scheme, StoredTensor, TensorInfo
-from .stored import check_groups, input_tensors, shared_columns, two_dimensions, weight_scale, weights_of
+from ..registry.scheme import LayerShape, StoredTensor, TensorInfo
+from .linear import LinearScheme
+from .stored import check_groups, input_tensors, two_dimensions, weight_scale, weights_of
 
 FP8 = frozenset({"F8_E4M3"})
 
 
-class Fp8Scheme(Scheme):
+class Fp8Scheme(LinearScheme):
     """Common half; the subclasses differ in what they do with inputs."""
 
     numerics: ClassVar[str] = "quantdispatch.schemes.reference.fp8:Fp8Numerics"
@@ -33,22 +33,6 @@ class Fp8Scheme(Scheme):
         n, k = two_dimensions(name, "weight", tensors)
         check_groups(name, weights_of(self.layer), k)
         return LayerShape(n, k)
-
-    def kernel_spec(self, shape: LayerShape | None, dtype: str, *, tensors: frozenset[str] = frozenset()) -> KernelSpec:
-        return KernelSpec(
-            op="linear",
-            kind=self.layer.kind,
-            scheme=self.name,
-            weights=self.layer.weights,
-            inputs=self.layer.inputs,
-            outputs=self.layer.outputs,
-            n=None if shape is None else shape.n,
-            k=None if shape is None else shape.k,
-            dtype=dtype,
-            group_size=shared_columns(weights_of(self.layer), shape),
-            bias="bias" in tensors,
-            reference=self.numerics,
-        )
 
 
 class W8A8Fp8(Fp8Scheme):

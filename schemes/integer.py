@@ -10,8 +10,9 @@ from typing import ClassVar
 
 from ..numerics.layout import packed_width
 from ..registry.args import QuantArgs
-from ..registry.facts import KernelSpec, LayerFacts
-from ..registry.scheme import LayerShape, Scheme, StoredTensor, TensorInfo
+from ..registry.facts import LayerFacts
+from ..registry.scheme import LayerShape, StoredTensor, TensorInfo
+from .linear import LinearScheme
 from .packed_shape import packed_shape
 from .stored import (
     INT8,
@@ -20,7 +21,6 @@ from .stored import (
     check_groups,
     input_tensors,
     scale_grid,
-    shared_columns,
     two_dimensions,
     weight_scale,
     weights_of,
@@ -40,7 +40,7 @@ def packs_zero_points(layer: LayerFacts) -> bool:
     return is_packed(layer) and weights_of(layer).strategy in PACKED_ZERO_POINTS
 
 
-class IntegerScheme(Scheme):
+class IntegerScheme(LinearScheme):
     """Common half of the integer schemes; the subclasses differ in what they do with inputs."""
 
     numerics: ClassVar[str] = "quantdispatch.schemes.reference.integer:IntegerNumerics"
@@ -85,20 +85,3 @@ class IntegerScheme(Scheme):
         n, k = two_dimensions(name, "weight", tensors)
         check_groups(name, self.weights, k)
         return LayerShape(n, k)
-
-    def kernel_spec(self, shape: LayerShape | None, dtype: str, *, tensors: frozenset[str] = frozenset()) -> KernelSpec:
-        return KernelSpec(
-            op="linear",
-            kind=self.layer.kind,
-            scheme=self.name,
-            weights=self.layer.weights,
-            inputs=self.layer.inputs,
-            outputs=self.layer.outputs,
-            n=None if shape is None else shape.n,
-            k=None if shape is None else shape.k,
-            dtype=dtype,
-            group_size=shared_columns(self.weights, shape),
-            has_g_idx=self.weights.actorder == "group",
-            bias="bias" in tensors,
-            reference=self.numerics,
-        )
