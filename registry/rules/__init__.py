@@ -11,7 +11,7 @@ __all__ = ["Rule", "builtin_rules"]
 
 def builtin_rules() -> Iterator[Rule]:
     """The rules of this distribution."""
-    from . import dense, float8, int_activations, int_weights
+    from . import dense, float8, int_activations, int_weights, kv_cache, mx, nvfp4
 
-    for module in (dense, int_weights, int_activations, float8):
+    for module in (dense, int_weights, int_activations, float8, nvfp4, mx, kv_cache):
         yield from module.RULES

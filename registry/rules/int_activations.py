@@ -1,52 +1,59 @@
-"""Integer weights with int8 inputs (W8A8, W4A8): one static scale, or dynamic per token or per tensor.
+"""Integer weights with quantized activations: int8 or int4 inputs, int8 inputs and outputs, or fp8 inputs.
 
-Formats as in :mod:`.int_weights`; the inputs' scale and zero point, where static, are stored beside the weights.
+Formats as in :mod:`.int_weights`; scales and zero points of inputs and outputs, where static, are stored beside the
+weights. Inputs are dynamic per token, per tensor or per group, or have one static scale.
 """
 
 from __future__ import annotations
 
-from ..predicates import Args, When
-from .int_weights import FLOAT_SCALES, PACKED, UNPACKED, boxes
+from ..domains import between
+from .parts import (
+    DYNAMIC,
+    GROUPS,
+    PACKED,
+    STATIC,
+    TOKEN,
+    UNPACKED,
+    fp8_args,
+    int_args,
+    int_boxes,
+)
 from .rule import Rule
 
-TOKEN_DYNAMIC = Args(
-    type="int", num_bits=8, strategy="token", symmetric={True, False}, dynamic=True, scale_dtype=FLOAT_SCALES
-)
-TENSOR_ANY = Args(
-    type="int", num_bits=8, strategy="tensor", symmetric={True, False}, dynamic={True, False}, scale_dtype=FLOAT_SCALES
-)
-
-
-W8 = When(weights=Args(num_bits=8, strategy={"tensor", "channel"}, symmetric=True))
-W8_CHANNEL = When(weights=Args(num_bits=8, strategy="channel", symmetric=True))
-W4_TOKEN = When(
-    weights=Args(num_bits=4, strategy={"channel", "group"}, symmetric=True),
-    inputs=Args(strategy="token", symmetric=True),
-)
+WAYS = (TOKEN, STATIC, DYNAMIC, GROUPS)
+INT8, INT4 = int_args(8, WAYS), int_args(4, WAYS)
+STATIC_INT8 = int_args(8, [STATIC])
+FP8 = fp8_args((TOKEN, STATIC, DYNAMIC))
 
 RULES = (
     Rule(
         name="wNa8_int",
-        summary="int2 to int8 weights stored as int8, tensor, channel or group; int8 inputs, static or dynamic",
-        when=boxes(UNPACKED, TOKEN_DYNAMIC) + boxes(UNPACKED, TENSOR_ANY),
+        summary="int1 to int8 weights stored as int8; int8 inputs, static or dynamic",
+        when=int_boxes(between(1, 8), UNPACKED, INT8),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
-        equivalents={
-            "vllm": {"CompressedTensorsW8A8Int8": W8, "CompressedTensorsW4A8Int": W4_TOKEN},
-            "sglang": {"CompressedTensorsW8A8Int8": W8},
-        },
     ),
     Rule(
         name="wNa8_int-packed",
-        summary="int2 to int8 weights, packed, tensor, channel or group; int8 inputs, static or dynamic",
-        when=boxes(PACKED, TOKEN_DYNAMIC) + boxes(PACKED, TENSOR_ANY),
+        summary="int1 to int8 weights, packed; int8 inputs, static or dynamic",
+        when=int_boxes(between(1, 8), PACKED, INT8),
         scheme="quantdispatch.schemes.wna8_int:WNA8Int",
-        differs={
-            "sglang": {"expects int8 `weight`, finds packed `weight_packed`": W8_CHANNEL},
-            "vllm": {
-                "leaves inputs unquantized in every kernel but Humming's": When(
-                    weights=Args(strategy={"channel", "group"}), inputs=Args(strategy="token", symmetric=True)
-                )
-            },
-        },
+    ),
+    Rule(
+        name="wNa4_int",
+        summary="int1 to int8 weights, packed or stored as int8; int4 inputs, static or dynamic",
+        when=int_boxes(between(1, 8), PACKED | UNPACKED, INT4),
+        scheme="quantdispatch.schemes.wna4_int:WNA4Int",
+    ),
+    Rule(
+        name="wNa8o8_int",
+        summary="int1 to int8 weights, packed or stored as int8; one static scale for int8 inputs, one for int8 outputs",
+        when=int_boxes(between(1, 8), PACKED | UNPACKED, STATIC_INT8, STATIC_INT8[0]),
+        scheme="quantdispatch.schemes.wna8o8_int:WNA8O8Int",
+    ),
+    Rule(
+        name="w4a8_fp8",
+        summary="int4 weights, packed or stored as int8; fp8 inputs, dynamic per token, static or dynamic per tensor",
+        when=int_boxes(4, PACKED | UNPACKED, FP8),
+        scheme="quantdispatch.schemes.w4a8_fp8:W4A8Fp8",
     ),
 )
