@@ -16,7 +16,8 @@ class Operands:
 
     ``codes``: int8 [N, K], the signed integer codes q (offset-binary already removed), or float8_e4m3fn [N, K], which
         holds fp8 codes and, exactly, the values of fp4 (e2m1) and fp6 (e2m3) codes.
-    ``scale``: in the dtype of the file; uint8 is an exponent of two with bias 127. tensor [1, 1]; channel [N, 1]; group [N, G]; block [ceil(N/bn), ceil(K/bk)].
+    ``scale``: in the dtype of the file; uint8 is an exponent of two with bias 127. tensor [1, 1]; channel [N, 1];
+        group [N, G]; block [ceil(N/bn), ceil(K/bk)].
     ``zero_point``: int8 of the shape of ``scale``, signed like ``codes``, or ``None`` when symmetric.
         The weight is ``(codes - zero_point) * scale``.
     ``g_idx``: int32 [K], group of each input column, or ``None`` when column k is in group k // group_size.
@@ -24,6 +25,8 @@ class Operands:
     ``input_scale``: [1] and ``input_zero_point``: int8 [1] or ``None``, for static input quantization.
     ``input_global_scale``: fp32 [1] or ``None``: what the inputs' group scales are divided by (NVFP4).
     ``output_scale``, ``output_zero_point``: as for inputs, for static output quantization.
+    ``k_scale``, ``v_scale``, ``q_scale``: [1] or [heads, 1, 1], of a quantized cache and of attention, which have no
+        ``codes`` and no ``scale``.
     ``bias``: [N] or ``None``.
     ``extra``: further stored tensors by local name, kept so that saving writes them back.
     """
@@ -39,4 +42,7 @@ class Operands:
     input_global_scale: Any | None = None
     output_scale: Any | None = None
     output_zero_point: Any | None = None
+    k_scale: Any | None = None
+    v_scale: Any | None = None
+    q_scale: Any | None = None
     extra: dict[str, Any] = field(default_factory=dict)

@@ -16,7 +16,7 @@ from .config_models import ConfigGroup, QuantConfig
 from .environment import Environment
 from .errors import NoKernelFound, NoSchemeFound, QuantDispatchError
 from .facts import SIDES, LayerFacts
-from .modules import CACHE_NAMES, Module
+from .modules import CACHE_NAMES, Module, quantized_names
 from .registry import Registry
 from .resolution import Resolution, Trace
 from .scheme import Scheme
@@ -138,12 +138,15 @@ class Resolver:
         result.equivalents, result.differs = rule.equivalents_for(facts), rule.differs_for(facts)
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
-        cached = CACHE_NAMES if self._config.kv_cache_scheme is not None else frozenset()
+        attends = facts.kind in ("kv_cache", "attention")
+        cached = CACHE_NAMES if self._config.kv_cache_scheme is not None and not attends else frozenset()
         own = {name: t for name, t in module.tensors.items() if name not in cached}
-        if "weight" in own or (self._stored and group is not None):
+        if "weight" in own or (self._stored and (group is not None or attends)):
             result.shape = scheme.check(module.name, own)
             required, optional = scheme.tensor_names()
-            if group is not None:
+            if attends:  # an attention module may have parameters of its own, such as sinks
+                cached = frozenset(own).difference(quantized_names(own))
+            if group is not None or attends:
                 arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
         result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))

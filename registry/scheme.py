@@ -77,13 +77,13 @@ class Scheme(ABC):
         """Local names (required, optional) without needing a shape."""
 
     @abstractmethod
-    def shape(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape:
-        """N, K and packing from the layer's headers (local names).
+    def shape(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape | None:
+        """N, K and packing from the layer's headers (local names), ``None`` for a scheme without a weight matrix.
 
         Raises ``CheckpointError`` naming the tensor when one is missing or they contradict each other.
         """
 
-    def check(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape:
+    def check(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape | None:
         """Compare a layer's headers with :meth:`stored`: presence, dtype, shape, K against the group size.
 
         Raises ``CheckpointError`` naming layer, tensor, observed and required. Left-over tensors are the plan's to

@@ -11,7 +11,7 @@ from .scheme import LayerShape, Scheme, StoredTensor, TensorInfo
 BIAS_DTYPES = frozenset({"BF16", "F16", "F32"})
 
 
-def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape:
+def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape | None:
     """N, K and packing of layer ``name`` if its tensors (by local name) are what ``scheme`` stores.
 
     Raises ``CheckpointError`` with layer, tensor, observed and required for the first tensor that is missing, has a
@@ -30,6 +30,8 @@ def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) ->
             remedy="either the config names another scheme than the file was written with, or a shard is missing",
         )
     shape = scheme.shape(name, tensors)
+    if shape is None:  # no matrix: what there is to compare, the scheme has compared
+        return None
     for stored in scheme.stored(shape):
         if stored.name in tensors:
             check_tensor(name, stored, tensors[stored.name])

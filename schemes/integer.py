@@ -1,4 +1,4 @@
-"""Integer weights of 2 to 8 bits: what is stored, packed or one int8 a value.
+"""Integer weights of 1 to 8 bits: what is stored, packed or one int8 a value.
 
 Format: compressed-tensors ``compressors/pack_quantized/base.py`` and ``compressors/naive_quantized/base.py``.
 """
@@ -20,6 +20,7 @@ from .stored import (
     ZERO_POINTS,
     check_groups,
     input_tensors,
+    output_tensors,
     scale_grid,
     two_dimensions,
     weight_scale,
@@ -28,7 +29,7 @@ from .stored import (
 
 #: formats that store one int8 a value; every other one that reaches these schemes packs
 UNPACKED_FORMATS = frozenset({"int-quantized", "naive-quantized"})
-#: strategies whose zero points ``pack-quantized`` packs; a tensor's single one stays int8
+#: strategies whose zero points ``pack-quantized`` packs; a tensor's single one and those of blocks stay int8
 PACKED_ZERO_POINTS = frozenset({"channel", "group"})
 
 
@@ -41,7 +42,7 @@ def packs_zero_points(layer: LayerFacts) -> bool:
 
 
 class IntegerScheme(LinearScheme):
-    """Common half of the integer schemes; the subclasses differ in what they do with inputs."""
+    """Common half of the integer schemes; the subclasses differ in what they do with inputs and outputs."""
 
     numerics: ClassVar[str] = "quantdispatch.schemes.reference.integer:IntegerNumerics"
 
@@ -64,7 +65,7 @@ class IntegerScheme(LinearScheme):
             tensors.append(self._zero_point(shape))
         if args.actorder == "group":
             tensors.append(StoredTensor("weight_g_idx", ((k,),), frozenset({"I32", "I64"}), ("in",)))
-        return (*tensors, *input_tensors(self.layer.inputs))
+        return (*tensors, *input_tensors(self.layer.inputs), *output_tensors(self.layer.outputs))
 
     def _zero_point(self, shape: LayerShape) -> StoredTensor:
         shapes, axes = scale_grid(self.weights, shape)

@@ -8,12 +8,12 @@ from .stored import shared_columns, weights_of
 
 
 class LinearScheme(Scheme):
-    """A scheme of y = x W.T + b with quantized W [N, K]."""
+    """A scheme of y = x W.T + b with quantized W [N, K], or of an embedding: rows of W, N being the vocabulary."""
 
     def kernel_spec(self, shape: LayerShape | None, dtype: str, *, tensors: frozenset[str] = frozenset()) -> KernelSpec:
         weights = weights_of(self.layer)
         return KernelSpec(
-            op="linear",
+            op="embedding" if self.layer.kind == "embedding" else "linear",
             kind=self.layer.kind,
             scheme=self.name,
             weights=self.layer.weights,

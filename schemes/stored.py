@@ -40,12 +40,21 @@ def weight_scale(args: QuantArgs, shape: LayerShape) -> StoredTensor:
 
 def input_tensors(args: QuantArgs | None) -> tuple[StoredTensor, ...]:
     """What is stored for the inputs: nothing when they are dynamic or left alone."""
+    return _activation_tensors("input", args)
+
+
+def output_tensors(args: QuantArgs | None) -> tuple[StoredTensor, ...]:
+    """What is stored for the outputs, on the same terms."""
+    return _activation_tensors("output", args)
+
+
+def _activation_tensors(side: str, args: QuantArgs | None) -> tuple[StoredTensor, ...]:
     if args is None or args.dynamic:
         return ()
-    scale = StoredTensor("input_scale", ONE, FLOATS, ("",))
+    scale = StoredTensor(f"{side}_scale", ONE, FLOATS, ("",))
     if args.symmetric:
         return (scale,)
-    return (scale, StoredTensor("input_zero_point", ONE, ZERO_POINTS, ("",)))
+    return (scale, StoredTensor(f"{side}_zero_point", ONE, ZERO_POINTS, ("",)))
 
 
 def shared_columns(args: QuantArgs, shape: LayerShape | None) -> int | None:

@@ -8,6 +8,7 @@ from .integer import IntegerScheme
 
 
 class WNA16Int(IntegerScheme):
-    """2 to 8 bits, symmetric or asymmetric, tensor, channel or group scales, columns in order or through a g_idx."""
+    """1 to 8 bits, symmetric or asymmetric, scales per tensor, channel, group or block; columns of groups in order or
+    through a g_idx."""
 
     name: ClassVar[str] = "wNa16_int"

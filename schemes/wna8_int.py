@@ -1,7 +1,7 @@
 """``wNa8_int``: integer weights and int8 inputs. y = sx * ((qx - zx) @ ((q - z) * s).T) + bias.
 
 Inputs have one static scale for all (``input_scale``, and ``input_zero_point`` when asymmetric), or dynamic scales per
-token or per tensor, for which nothing is stored.
+token, per group of columns or per tensor, for which nothing is stored.
 """
 
 from __future__ import annotations

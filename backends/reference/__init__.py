@@ -12,10 +12,25 @@ from ...registry.kernels import Kernel, Needs
 
 
 def kernels() -> Iterator[Kernel]:
+    here = "quantdispatch.backends.reference"
     yield Kernel(
         name="reference",
         op="linear",
         requires=Needs(),
-        target="quantdispatch.backends.reference.linear:ReferenceLinear",
+        target=f"{here}.linear:ReferenceLinear",
+        slow=True,
+    )
+    yield Kernel(
+        name="reference/embedding",
+        op="embedding",
+        requires=Needs(),
+        target=f"{here}.embedding:ReferenceEmbedding",
+        slow=True,
+    )
+    yield Kernel(
+        name="reference/kv_cache",
+        op="kv_cache",
+        requires=Needs(),
+        target=f"{here}.kv_cache:ReferenceKVCache",
         slow=True,
     )
