@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ...registry.errors import CheckpointError
+from .routed import Place, find_place
 
 
 class RuntimeNames:
@@ -28,36 +29,34 @@ class RuntimeNames:
         self._expected: dict[str, torch.Tensor] = model.state_dict()
         self._model = model
 
-    def module(self, name: str) -> str | None:
-        """The run-time name of a checkpoint module that has a ``weight``, or ``None`` if the model has no such module.
+    def module(self, name: str) -> str | Place | None:
+        """The run-time name of a checkpoint module that has a ``weight``, its place among stacked experts, or ``None``
+        if the model has no such module.
 
-        Raises ``CheckpointError`` where transformers merges the module with others.
+        Raises ``CheckpointError`` where transformers merges the module with others in another way.
         """
-        key, merged = self._rename(f"{name}.weight", self._expected)
-        if merged:
-            raise CheckpointError(
-                f"transformers merges this module with others into {key}, which packed weights cannot be", layer=name,
-                remedy="no scheme serves merged modules yet",
-            )  # fmt: skip
-        return key.removesuffix(".weight") if key in self._expected else None
+        key, pattern = self._rename(f"{name}.weight", self._expected)
+        if pattern is None:
+            return key.removesuffix(".weight") if key in self._expected else None
+        return find_place(name, key, pattern, self._converters) if key in self._expected else None
 
     def parameter(self, tensor: str) -> tuple[str, torch.Size] | None:
         """Run-time name and shape of an unquantized tensor, or ``None`` if it is merged with others or not wanted."""
-        key, merged = self._rename(tensor, self._expected)
-        return None if merged or key not in self._expected else (key, self._expected[key].shape)
+        key, pattern = self._rename(tensor, self._expected)
+        return None if pattern is not None or key not in self._expected else (key, self._expected[key].shape)
 
     def unowned(self, tensor: str) -> str:
         """The name under which transformers reports ``tensor`` when the model has no parameter for it."""
         return self._rename(tensor, {})[0]
 
-    def _rename(self, key: str, expected: dict[str, torch.Tensor]) -> tuple[str, bool]:
+    def _rename(self, key: str, expected: dict[str, torch.Tensor]) -> tuple[str, str | None]:
         from transformers.core_model_loading import rename_source_key
 
         renamed, pattern = rename_source_key(key, self._renamings, self._converters, self._prefix, expected)
         if renamed not in expected and key in expected:
             # a renaming that was not meant for this key: transformers tries without, and so do we
             renamed, pattern = rename_source_key(key, [], [], self._prefix, expected)
-        return renamed, pattern is not None
+        return renamed, pattern
 
 
 def plain_linear(model: nn.Module, name: str, runtime: str) -> nn.Linear:

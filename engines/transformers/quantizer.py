@@ -27,6 +27,8 @@ from ..progress import on_terminal, track
 from ..tensors import dtype_name, read_tensor
 from .config import CompressedTensorsConfig, Prepared
 from .naming import RuntimeNames, plain_linear
+from .placing import fill_dense, make_dense, packed_linear, refuse_tied, reserve
+from .routed import Place, RoutedExperts
 
 #: stored bytes after which freed memory goes back to the system
 RELEASE_EVERY = 16_000_000
@@ -91,12 +93,16 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._plan = self._prepared.plan if self._prepared else self._make_plan(checkpoint_files, dtype)
         names = RuntimeNames(model)
         whole = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
-        owned: list[str] = []
+        ours: list[Resolution] = []
+        routed: dict[str, RoutedExperts] = {}
         for layer in self._plan.layers.values():
-            if layer.scheme_object is None or layer.scheme == "dense":
-                self._dense.add(names.module(layer.name))
-                continue
             runtime = names.module(layer.name)
+            if isinstance(runtime, Place):
+                routed.setdefault(runtime.experts, RoutedExperts(runtime.experts)).add(runtime, layer)
+                continue
+            if layer.scheme_object is None or layer.scheme == "dense":
+                self._dense.add(runtime)
+                continue
             if runtime is None:
                 if whole:
                     raise CheckpointError(
@@ -105,7 +111,10 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                     )  # fmt: skip
                 continue  # a part of the model was asked for; transformers reports what it leaves unused
             self._replace(model, layer, runtime, dtype)
-            owned += [names.unowned(f"{layer.name}.{local}") for local in layer.tensors]
+            ours.append(layer)
+        for experts in routed.values():
+            ours += self._replace_experts(model, experts, dtype)
+        owned = [names.unowned(f"{layer.name}.{local}") for layer in ours for local in layer.tensors]
         if self._prepared:
             _check_shapes(names, self._plan, {f"{p.layer.name}.{t}" for p in self._pending for t in p.layer.tensors})
         self._theirs_ignored = model._keys_to_ignore_on_load_unexpected
@@ -132,33 +141,32 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _replace(self, model: nn.Module, layer: Resolution, runtime: str, dtype: torch.dtype) -> None:
         linear = plain_linear(model, layer.name, runtime)
-        assert layer.scheme_object is not None and layer.shape is not None
-        spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(layer.tensors))
-        if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
-            raise CheckpointError(
-                "the stored layer is of another shape than the model's", layer=layer.name,
-                observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features],
-            )  # fmt: skip
-        if (linear.bias is not None) != spec.bias:
-            raise CheckpointError(
-                f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
-                layer=layer.name, field=f"{layer.name}.bias",
-            )  # fmt: skip
-        if f"{runtime}.weight" in getattr(model, "all_tied_weights_keys", {}):
-            raise CheckpointError(
-                "the layer is stored quantized, and the config ties its weight to the embeddings", layer=layer.name,
-                field="tie_word_embeddings", observed=True, required=False,
-                remedy="set tie_word_embeddings to false in config.json",
-            )  # fmt: skip
-        backend = self._prepared.backend if self._prepared else None
-        packed = QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
-        if isinstance(self._device_map, str):
-            # transformers is about to divide the model among devices by size, and an empty module has none
-            size = sum(entry.nbytes for entry in layer.tensors.values())
-            packed.register_buffer("placeholder", torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
-            self._placeholders.append(packed)
-        model.set_submodule(runtime, packed)
+        refuse_tied(layer, runtime, getattr(model, "all_tied_weights_keys", {}))
+        model.set_submodule(runtime, self._packed(linear, layer, runtime, dtype))
+
+    def _packed(self, linear: nn.Linear, layer: Resolution, runtime: str, dtype: torch.dtype) -> nn.Module:
+        """The module that stands at ``runtime`` until its tensors are read; an unquantized expert stays as it is."""
         self._pending.append(Pending(runtime, layer))
+        if layer.scheme == "dense":
+            return linear
+        packed = packed_linear(linear, layer, dtype, self._prepared.backend if self._prepared else None)
+        if isinstance(self._device_map, str):
+            reserve(packed, layer)
+            self._placeholders.append(packed)
+        return packed
+
+    def _replace_experts(self, model: nn.Module, experts: RoutedExperts, dtype: torch.dtype) -> list[Resolution]:
+        """Returns the layers that are ours to load."""
+        if experts.all_dense:
+            return []
+        original = model.get_submodule(experts.module)
+        experts.check(original)
+        projections = {
+            layer.name: self._packed(experts.linear(original, place, dtype), layer, experts.runtime(place), dtype)
+            for place, layer in experts.members.values()
+        }
+        model.set_submodule(experts.module, experts.build(original, projections))
+        return [layer for _, layer in experts.members.values()]
 
     # -- after
 
@@ -176,7 +184,11 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         for pending in track(order, "Packing weights", show=show):
             module = model.get_submodule(pending.runtime)
             stored = {local: read_tensor(entry) for local, entry in pending.layer.tensors.items()}
-            module.load_stored(stored, _device_of(self._device_map, pending.runtime))
+            device = _device_of(self._device_map, pending.runtime)
+            if not isinstance(module, QuantLinear):
+                fill_dense(module, stored, device)
+                continue
+            module.load_stored(stored, device)
             if module.layer_shape.packing == "padded":
                 self.quantization_config.repacked = True
             if self.quantization_config.dequantize:
@@ -185,6 +197,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if handled > RELEASE_EVERY:
                 release_free_memory()
                 handled = 0
+        if self.quantization_config.dequantize:
+            make_dense(model)
         release_free_memory()
         if not self.quantization_config.dequantize:
             model.quantdispatch_plan = self._plan
@@ -194,9 +208,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return model
 
     def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        for name, module in list(model.named_modules()):
-            if isinstance(module, QuantLinear):
-                model.set_submodule(name, module.dequantize(dtype))
+        make_dense(model, dtype)
         model.__dict__.pop("quantdispatch_plan", None)
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())

@@ -1,0 +1,108 @@
+"""Routed experts whose projections stay packed, each in its own layout.
+
+The module takes the place of a model's own experts and is called like them: with the hidden states, the indices that
+the router chose and their weights. Routing, gate and activation stay the model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from copy import copy
+
+import torch
+from torch import Tensor, nn
+
+from .modules import QuantLinear
+
+#: [rows, 2 I] of gate and up, side by side, to [rows, I]; or [rows, I] to [rows, I] for experts without a gate
+Activation = Callable[[Tensor], Tensor]
+
+
+class Expert(nn.Module):
+    """One expert: the projections that read the hidden state, in the model's order, and the one that writes it.
+
+    They are children under the names that they have in the file, so that a ``state_dict`` has those names too.
+    """
+
+    def __init__(self, first: Sequence[tuple[str, nn.Module]], last: tuple[str, nn.Module]) -> None:
+        super().__init__()
+        for name, module in (*first, last):
+            self.add_module(name, module)
+        self._first = tuple(name for name, _ in first)
+        self._last = last[0]
+
+    def projections(self) -> tuple[list[nn.Module], nn.Module]:
+        """Those that read the hidden state, and the one that writes it; current ones, for they may be replaced."""
+        return [self.get_submodule(name) for name in self._first], self.get_submodule(self._last)
+
+
+class QuantExperts(nn.Module):
+    """Experts 0 to E - 1, children under their numbers. Computes those that are chosen and no others."""
+
+    original: nn.Module
+
+    def __init__(self, experts: Sequence[Expert], activation: Activation, original: nn.Module) -> None:
+        """``activation``: of the model's own experts. ``original``: that module, its stacked weights empty."""
+        super().__init__()
+        for number, expert in enumerate(experts):
+            self.add_module(str(number), expert)
+        self.num_experts = len(experts)
+        # not children: nothing of theirs is stored or moved
+        object.__setattr__(self, "_activation", activation)
+        object.__setattr__(self, "original", original)
+
+    def dequantize(self, dtype: torch.dtype | None = None) -> nn.Module:
+        """The model's own experts again, with dense stacked weights; by default in the dtype of the activations."""
+        experts = [self.get_submodule(str(number)).projections() for number in range(self.num_experts)]  # type: ignore[operator]
+        first = [torch.cat([_dense(module, dtype) for module in modules]) for modules, _ in experts]
+        original: nn.Module = copy(self.original)
+        original._parameters = dict(original._parameters)
+        for name in original._parameters:
+            stacked = first if name != "down_proj" else [_dense(module, dtype) for _, module in experts]
+            original._parameters[name] = nn.Parameter(torch.stack(stacked), requires_grad=False)
+        return original.train(self.training)
+
+    def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """``hidden_states`` [T, H], ``top_k_index`` int [T, k], ``top_k_weights`` [T, k] to [T, H] in the dtype of the
+        hidden states: the weighted sum over the chosen experts, added up in fp32. An index of E (an expert that lives
+        elsewhere) adds nothing."""
+        total = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
+        if hidden_states.shape[0] == 1:
+            self._add_one(total, hidden_states, top_k_index[0].tolist(), top_k_weights[0])
+        else:
+            for number, rows, weights in _by_expert(top_k_index, top_k_weights, self.num_experts):
+                part = self._expert(number, hidden_states[rows])
+                total.index_add_(0, rows, part.float() * weights.float().unsqueeze(-1))
+        return total.to(hidden_states.dtype)
+
+    def _add_one(self, total: Tensor, x: Tensor, chosen: list[int], weights: Tensor) -> None:
+        """One token needs no sorting, and in decoding there is one."""
+        for number, weight in zip(chosen, weights.float().unbind(), strict=True):
+            if number < self.num_experts:
+                total += self._expert(number, x).float() * weight
+
+    def _expert(self, number: int, x: Tensor) -> Tensor:
+        expert = self._modules[str(number)]
+        first, last = expert.projections()  # type: ignore[union-attr,operator]
+        parts = [module(x) for module in first]
+        hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        result: Tensor = last(self._activation(hidden))
+        return result
+
+
+def _dense(module: nn.Module, dtype: torch.dtype | None) -> Tensor:
+    plain = module.dequantize(dtype) if isinstance(module, QuantLinear) else module
+    weight: Tensor = plain.weight.detach()  # type: ignore[assignment]
+    return weight if dtype is None else weight.to(dtype)
+
+
+def _by_expert(index: Tensor, weights: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(expert, its rows [r], their weights [r]) for every expert that has rows."""
+    flat = index.reshape(-1)
+    order = flat.argsort(stable=True)
+    rows, ordered = order // index.shape[-1], weights.reshape(-1)[order]
+    start = 0
+    for number, count in enumerate(flat.bincount(minlength=experts).tolist()[:experts]):
+        if count:
+            yield number, rows[start : start + count], ordered[start : start + count]
+        start += count
