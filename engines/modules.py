@@ -126,6 +126,7 @@ class QuantLinear(nn.Module):
         """
         target = self.device if device is None else torch.device(device)
         shape = self.scheme.check(self.layer_name, described(tensors))
+        assert shape is not None  # a scheme without a matrix has no QuantLinear
         if (shape.n, shape.k) != (self.out_features, self.in_features):
             raise CheckpointError(
                 "the stored tensors are of another shape than the layer",

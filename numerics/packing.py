@@ -110,9 +110,9 @@ def _unpack_dense(words: Tensor, bits: int, size: int) -> Tensor:
     return out.view(rows, octets * 8)[:, :size].contiguous()
 
 
-# Widths that divide a byte go by halving: bytes to nibbles, nibbles to crumbs. Two bytes are handled as one 16-bit
-# integer, which keeps every pass contiguous; strided byte passes are three times slower.
-_SPLITS = {8: (), 4: (4,), 2: (4, 2)}
+# Widths that divide a byte go by halving: bytes to nibbles, nibbles to pairs of bits, those to bits. Two bytes are
+# handled as one 16-bit integer, which keeps every pass contiguous; strided byte passes are three times slower.
+_SPLITS = {8: (), 4: (4,), 2: (4, 2), 1: (4, 2, 1)}
 
 
 def _split(values: Tensor, bits: int) -> Tensor:

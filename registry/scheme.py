@@ -60,7 +60,8 @@ class Scheme(ABC):
     """One layer's scheme, bound to its quant args. Subclasses are stateless beyond the arguments."""
 
     name: ClassVar[str]
-    #: ``"module:attr"`` of a class with the interface of :class:`Numerics`
+    #: ``"module:attr"`` of a class with the interface of :class:`Numerics`, or of :class:`CacheNumerics` where what is
+    #: quantized is a cache
     numerics: ClassVar[str]
 
     def __init__(self, layer: LayerFacts, *, version: str | None = None) -> None:
@@ -117,6 +118,23 @@ class Numerics(Protocol):
         """x [..., K] to [..., N] in x's dtype, bias added: the numeric truth for every kernel."""
 
 
+class CacheNumerics(Protocol):
+    """The torch half of a scheme without a weight matrix: what is quantized are keys, values and queries, ``part``
+    ``"k"``, ``"v"`` or ``"q"``, of [..., heads, length, head_dim]."""
+
+    def __init__(self, scheme_layer: LayerFacts) -> None: ...
+
+    def operands(self, tensors: Mapping[str, Any], shape: LayerShape | None, name: str) -> Operands: ...
+
+    def stored(self, operands: Operands, shape: LayerShape | None) -> dict[str, Any]: ...
+
+    def quantize(self, part: str, states: Any, operands: Operands) -> Any:
+        """States to the codes that the cache stores."""
+
+    def dequantize(self, part: str, codes: Any, operands: Operands, dtype: Any) -> Any:
+        """Codes to states in ``dtype``."""
+
+
 class KernelImpl(Protocol):
     """One kernel bound to one layer. Holds no tensors: they live in the module's buffers as ``state``.
 
@@ -132,4 +150,9 @@ class KernelImpl(Protocol):
         """The inverse, lossless in codes, scales (dtype included), zero points, g_idx, input parameters, bias."""
 
     def apply(self, x: Any, state: Mapping[str, Any]) -> Any:
-        """x [..., K], contiguous or not, to [..., N] in x's dtype, bias added. Traceable by torch.compile."""
+        """x [..., K], contiguous or not, to [..., N] in x's dtype, bias added. Traceable by torch.compile.
+
+        Of op ``embedding``: indices [...] to [..., K] in ``spec.dtype``. Kernels of op ``kv_cache`` have ``quantize``
+        and ``dequantize`` as :class:`CacheNumerics` does, with the state for operands, and the dtype is
+        ``spec.dtype``.
+        """

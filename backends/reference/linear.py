@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ from ...registry.lazy import load_target
 from ...registry.operands import Operands
 
 EXTRA = "extra_"
-_NAMES = ("codes", "scale", "zero_point", "g_idx", "input_scale", "input_zero_point", "bias")
+_NAMES = tuple(field.name for field in fields(Operands) if field.name != "extra")
 
 
-class ReferenceLinear:
-    """State: the operands' tensors under their own names, further stored tensors under ``extra_<name>``."""
+class ReferenceKernel:
+    """A layer as its scheme hands it over. State: the operands' tensors under their own names, further stored tensors
+    under ``extra_<name>``."""
 
     def __init__(self, spec: KernelSpec) -> None:
         if not spec.reference:
@@ -27,8 +29,12 @@ class ReferenceLinear:
             )
         self.spec = spec
         # Looked up here and not in apply, where torch.compile would have to trace an import.
-        layer = LayerFacts(spec.kind, None, spec.weights, spec.inputs, spec.outputs)
-        self.numerics: Any = load_target(spec.reference)(layer)
+        self.numerics: Any = load_target(spec.reference)(self.facts(spec))
+
+    @staticmethod
+    def facts(spec: KernelSpec) -> LayerFacts:
+        """The layer that the numerics compute; nothing here depends on how it was stored."""
+        return LayerFacts(spec.kind, None, spec.weights, spec.inputs, spec.outputs)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (type(self), (self.spec,))
@@ -40,6 +46,10 @@ class ReferenceLinear:
     def unpack(self, state: Mapping[str, Tensor]) -> Operands:
         extra = {name.removeprefix(EXTRA): value for name, value in state.items() if name.startswith(EXTRA)}
         return Operands(**{name: state.get(name) for name in _NAMES}, extra=extra)
+
+
+class ReferenceLinear(ReferenceKernel):
+    """y = x W.T + b as the scheme's numerics define it."""
 
     def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """x [..., K] to [..., N] in x's dtype. For inference: raises ``QuantDispatchError`` where a gradient would have

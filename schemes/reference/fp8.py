@@ -8,14 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics.activations import expand_groups, quantize_fp8
 from ...numerics.weights import dequantize
 from ...registry.facts import LayerFacts
 from ...registry.operands import Operands
 from ...registry.scheme import LayerShape
 from ..stored import scale_grid, weights_of
-from .linear import compute_dtype, finish, product
-from .values import extras, stored_bias, stored_inputs, take_matrix, take_scale
+from .linear import quantized_linear
+from .values import extras, stored_activations, stored_bias, take_matrix, take_scale, take_static
 
 _KNOWN = frozenset({"weight", "weight_scale", "input_scale", "bias"})
 
@@ -32,11 +31,10 @@ class Fp8Numerics:
         compressed-tensors decompresses them."""
         shapes, _ = scale_grid(self.weights, shape)
         grid = (1, 1) if self.weights.strategy == "tensor" else shapes[0]
-        static = self.layer.inputs is not None and not self.layer.inputs.dynamic
         return Operands(
             codes=take_matrix(tensors, "weight", name, shape, {torch.float8_e4m3fn}),
             scale=take_scale(tensors, "weight_scale", name, grid),
-            input_scale=take_scale(tensors, "input_scale", name, (1,)) if static else None,
+            input_scale=take_static(tensors, "input", name, self.layer.inputs)[0],
             bias=tensors.get("bias"),
             extra=extras(tensors, _KNOWN),
         )
@@ -44,20 +42,11 @@ class Fp8Numerics:
     def stored(self, operands: Operands, shape: LayerShape) -> dict[str, Any]:
         scale = operands.scale.reshape(1) if self.weights.strategy == "tensor" else operands.scale
         named = {**operands.extra, "weight": operands.codes, "weight_scale": scale}
-        return {**named, **stored_inputs(operands), **stored_bias(operands)}
+        return {**named, **stored_activations(operands), **stored_bias(operands)}
 
     def dequantize(self, operands: Operands, dtype: Any | None = None) -> Tensor:
         return dequantize(operands.codes, operands.scale, None, self.weights, dtype=dtype)
 
     def forward(self, x: Tensor, operands: Operands) -> Tensor:
         """x [..., K] to [..., N]; the product and the scales in fp32, one rounding to x's dtype at the end."""
-        compute = compute_dtype(x)
-        inputs = self.layer.inputs
-        if inputs is None:
-            return finish(product(x.to(compute), operands, self.weights), operands, x.dtype)
-        q, scale = quantize_fp8(x, inputs, operands.input_scale)
-        if inputs.strategy == "group" and inputs.group_size:
-            # a scale a group of columns cannot leave the sum
-            scaled = q.to(compute) * expand_groups(scale, inputs.group_size, x.shape[-1])
-            return finish(product(scaled, operands, self.weights), operands, x.dtype)
-        return finish(product(q.to(compute), operands, self.weights) * scale, operands, x.dtype)
+        return quantized_linear(x, operands, self.layer)

@@ -1,4 +1,4 @@
-"""Torch half of ``wNa16_int`` and ``wNa8_int``."""
+"""Torch half of the integer schemes: ``wNa16_int``, ``wNa8_int``, ``wNa4_int``, ``wNa8o8_int`` and ``w4a8_fp8``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...numerics.activations import quantize_int
 from ...numerics.packing import pack_int32, unpack_int32
 from ...numerics.weights import dequantize
 from ...registry.errors import CheckpointError
@@ -17,28 +16,30 @@ from ...registry.operands import Operands
 from ...registry.scheme import LayerShape
 from ..integer import is_packed, packs_zero_points
 from ..stored import scale_grid, weights_of
-from .linear import compute_dtype, finish, product
+from .linear import quantized_linear
 from .values import (
     check_codes,
     extras,
+    stored_activations,
     stored_bias,
-    stored_inputs,
     take,
     take_matrix,
     take_scale,
+    take_static,
     take_zero_point,
 )
 
 _KNOWN = frozenset(
     {
         *("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-        *("input_scale", "input_zero_point", "bias"),
+        *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "bias"),
     }
 )
 
 
 class IntegerNumerics:
-    """y = x @ ((q - z) * s).T + bias, with x left alone or quantized to (qx - zx) * sx."""
+    """y = x @ ((q - z) * s).T + bias, with x left alone or quantized to (qx - zx) * sx, or to float8 qx * sx, and y
+    left alone or quantized to (qy - zy) * sy."""
 
     def __init__(self, scheme_layer: LayerFacts) -> None:
         self.layer = scheme_layer
@@ -58,11 +59,8 @@ class IntegerNumerics:
             operands.zero_point = self._zero_point(tensors, shape, name, grid)
         if self.weights.actorder == "group":
             operands.g_idx = self._g_idx(tensors, grid[1], name)
-        inputs = self.layer.inputs
-        if inputs is not None and not inputs.dynamic:
-            operands.input_scale = take_scale(tensors, "input_scale", name, (1,))
-            if not inputs.symmetric:
-                operands.input_zero_point = take_zero_point(tensors, "input_zero_point", name, (1,), inputs.num_bits)
+        operands.input_scale, operands.input_zero_point = take_static(tensors, "input", name, self.layer.inputs)
+        operands.output_scale, operands.output_zero_point = take_static(tensors, "output", name, self.layer.outputs)
         return operands
 
     def stored(self, operands: Operands, shape: LayerShape) -> dict[str, Any]:
@@ -87,7 +85,7 @@ class IntegerNumerics:
         elif self.weights.actorder == "group":
             # compressed-tensors' own mark for "columns are in order"
             tensors["weight_g_idx"] = torch.full((shape.k,), -1, dtype=torch.int32, device=scale.device)
-        return {**tensors, **stored_inputs(operands), **stored_bias(operands)}
+        return {**tensors, **stored_activations(operands), **stored_bias(operands)}
 
     def dequantize(self, operands: Operands, dtype: Any | None = None) -> Tensor:
         return dequantize(
@@ -96,14 +94,7 @@ class IntegerNumerics:
 
     def forward(self, x: Tensor, operands: Operands) -> Tensor:
         """x [..., K] to [..., N]; the product and the scales in fp32, one rounding to x's dtype at the end."""
-        compute = compute_dtype(x)
-        if self.layer.inputs is None:
-            return finish(product(x.to(compute), operands, self.weights), operands, x.dtype)
-        q, scale, zero_point = quantize_int(x, self.layer.inputs, operands.input_scale, operands.input_zero_point)
-        centred = q.to(compute)
-        if zero_point is not None:
-            centred -= zero_point
-        return finish(product(centred, operands, self.weights) * scale, operands, x.dtype)
+        return quantized_linear(x, operands, self.layer)
 
     def _grid(self, shape: LayerShape) -> tuple[int, ...]:
         shapes, _ = scale_grid(self.weights, shape)

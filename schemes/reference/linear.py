@@ -8,9 +8,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...numerics.activations import quantize_outputs, seen_inputs
 from ...numerics.weights import dequantize
 from ...registry.args import QuantArgs
+from ...registry.facts import LayerFacts
 from ...registry.operands import Operands
+from ..stored import weights_of
 
 #: values dequantized at once: 16 MB of fp32, so a layer never exists whole in fp32
 CHUNK = 1 << 22
@@ -19,6 +22,19 @@ CHUNK = 1 << 22
 def compute_dtype(x: Tensor) -> torch.dtype:
     """fp32 holds what 16-bit inputs need with room to spare; fp64 inputs ask for an fp64 answer."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def quantized_linear(x: Tensor, operands: Operands, layer: LayerFacts) -> Tensor:
+    """x [..., K] to [..., N]: inputs quantized as the layer says, product and scales in fp32 (fp64 for fp64 x), bias
+    added, outputs quantized as the layer says, and one rounding to x's dtype at the end."""
+    seen, factor = seen_inputs(x, layer.inputs, operands.input_scale, operands.input_zero_point, compute_dtype(x))
+    y = product(seen, operands, weights_of(layer))
+    if factor is not None:
+        y *= factor
+    if layer.outputs is None:
+        return finish(y, operands, x.dtype)
+    y = finish(y, operands, y.dtype)
+    return quantize_outputs(y, layer.outputs, operands.output_scale, operands.output_zero_point).to(x.dtype)
 
 
 def product(x: Tensor, operands: Operands, args: QuantArgs) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...registry.args import QuantArgs
 from ...registry.errors import CheckpointError
 from ...registry.operands import Operands
 from ...registry.scheme import LayerShape
@@ -67,6 +68,18 @@ def take_zero_point(tensors: Mapping[str, Any], name: str, layer: str, shape: tu
     return _reshape(stored.to(torch.int8), name, layer, shape)
 
 
+def take_static(
+    tensors: Mapping[str, Any], side: str, layer: str, args: QuantArgs | None
+) -> tuple[Tensor | None, Tensor | None]:
+    """Scale [1] and zero point int8 [1] of static inputs or outputs (``side``), ``None`` for what is not stored."""
+    if args is None or args.dynamic:
+        return None, None
+    scale = take_scale(tensors, f"{side}_scale", layer, (1,))
+    if args.symmetric:
+        return scale, None
+    return scale, take_zero_point(tensors, f"{side}_zero_point", layer, (1,), args.num_bits)
+
+
 def check_codes(codes: Tensor, name: str, layer: str, bits: int) -> None:
     """Unpacked int8 codes must lie in the range of their bits."""
     if bits >= 8 or not codes.numel():
@@ -92,8 +105,14 @@ def stored_bias(operands: Operands) -> dict[str, Any]:
     return {} if operands.bias is None else {"bias": operands.bias}
 
 
-def stored_inputs(operands: Operands) -> dict[str, Any]:
-    named = {"input_scale": operands.input_scale, "input_zero_point": operands.input_zero_point}
+def stored_activations(operands: Operands) -> dict[str, Any]:
+    """The scales and zero points of static inputs and outputs, under the names they are stored by."""
+    named = {
+        "input_scale": operands.input_scale,
+        "input_zero_point": operands.input_zero_point,
+        "output_scale": operands.output_scale,
+        "output_zero_point": operands.output_zero_point,
+    }
     return {name: tensor for name, tensor in named.items() if tensor is not None}
 
 
