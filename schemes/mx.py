@@ -2,8 +2,8 @@
 
 Formats: compressed-tensors ``mxfp4-pack-quantized`` (two codes a byte, the low nibble first), ``mxfp6-pack-quantized``
 (four codes in three bytes, low bits first) and ``mxfp8-quantized`` (one a byte); ``weight_scale`` is the exponent with
-bias 127, one byte (``compressors/mx_utils.py``). ``float-quantized`` and ``naive-quantized`` keep the scale as the float
-that it is, a power of two; an exponent in a byte is read there too.
+bias 127, one byte (``compressors/mx_utils.py``). ``float-quantized`` and ``naive-quantized`` keep the scale as the
+float that it is, a power of two; an exponent in a byte is read there too.
 """
 
 from __future__ import annotations
