@@ -16,7 +16,7 @@ from ..stored import scale_grid, weights_of
 from .linear import quantized_linear
 from .values import extras, stored_activations, stored_bias, take_matrix, take_scale, take_static
 
-_KNOWN = frozenset({"weight", "weight_scale", "input_scale", "bias"})
+_KNOWN = frozenset({"weight", "weight_scale", "bias"})
 
 
 class Fp8Numerics:
@@ -36,7 +36,7 @@ class Fp8Numerics:
             scale=take_scale(tensors, "weight_scale", name, grid),
             input_scale=take_static(tensors, "input", name, self.layer.inputs)[0],
             bias=tensors.get("bias"),
-            extra=extras(tensors, _KNOWN),
+            extra=extras(tensors, _KNOWN, self.layer),
         )
 
     def stored(self, operands: Operands, shape: LayerShape) -> dict[str, Any]:

@@ -30,10 +30,7 @@ from .values import (
 )
 
 _KNOWN = frozenset(
-    {
-        *("weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx"),
-        *("input_scale", "input_zero_point", "output_scale", "output_zero_point", "bias"),
-    }
+    {"weight_packed", "weight", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "bias"}
 )
 
 
@@ -53,7 +50,7 @@ class IntegerNumerics:
             codes=self._codes(tensors, shape, name),
             scale=take_scale(tensors, "weight_scale", name, grid),
             bias=tensors.get("bias"),
-            extra=extras(tensors, _KNOWN),
+            extra=extras(tensors, _KNOWN, self.layer),
         )
         if not self.weights.symmetric:
             operands.zero_point = self._zero_point(tensors, shape, name, grid)

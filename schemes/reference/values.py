@@ -11,8 +11,10 @@ from torch import Tensor
 
 from ...registry.args import QuantArgs
 from ...registry.errors import CheckpointError
+from ...registry.facts import LayerFacts
 from ...registry.operands import Operands
 from ...registry.scheme import LayerShape
+from ..stored import input_tensors, output_tensors
 
 
 def take(tensors: Mapping[str, Any], name: str, layer: str) -> Tensor:
@@ -96,8 +98,11 @@ def check_codes(codes: Tensor, name: str, layer: str, bits: int) -> None:
         )
 
 
-def extras(tensors: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
-    """Tensors that saving must write back though no formula uses them."""
+def extras(tensors: Mapping[str, Any], known: frozenset[str], layer: LayerFacts | None = None) -> dict[str, Any]:
+    """Tensors that saving must write back though no formula uses them. Those of static inputs and outputs of ``layer``
+    are used, those of other inputs and outputs are strangers."""
+    if layer is not None:
+        known = known | {tensor.name for tensor in (*input_tensors(layer.inputs), *output_tensors(layer.outputs))}
     return {name: tensor for name, tensor in tensors.items() if name not in known}
 
 

@@ -6,8 +6,16 @@ import math
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from quantdispatch.numerics.activations import expand_groups, quantize_fp8, quantize_int
+from quantdispatch.numerics.activations import (
+    expand_groups,
+    quantize_fp8,
+    quantize_int,
+    quantize_outputs,
+    seen_inputs,
+)
 from quantdispatch.registry.args import QuantArgs
 
 SHAPES = [(1, 64), (5, 33), (2, 3, 48), (7,), (0, 16)]
@@ -114,6 +122,76 @@ def test_the_scale_of_a_token_does_not_depend_on_the_rank() -> None:
     assert torch.equal(q3.reshape(6, 48), q2) and torch.equal(s3.reshape(6, 1), s2)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(("bits", "size"), [(8, 16), (4, 16), (4, 5), (8, 64)])
+def test_each_group_is_a_token_of_its_own(
+    bits: int, size: int, symmetric: bool, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = sample(shape, dtype)
+    args = int8(num_bits=bits, strategy="group", group_size=size, dynamic=True, symmetric=symmetric)
+    q, scale, zero_point = quantize_int(x, args)
+    assert q.shape == x.shape and scale.shape == (*x.shape[:-1], -(-x.shape[-1] // size))
+    assert (zero_point is None) == symmetric and (zero_point is None or zero_point.shape == scale.shape)
+    token = int8(num_bits=bits, strategy="token", dynamic=True, symmetric=symmetric)
+    for g, part in enumerate(x.split(size, -1)):
+        expected, its_scale, its_zero = quantize_int(part, token)
+        assert torch.equal(q[..., g * size : (g + 1) * size], expected)
+        assert torch.equal(scale[..., g : g + 1], its_scale)
+        assert zero_point is None or torch.equal(zero_point[..., g : g + 1], its_zero)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from([4, 8]),
+    st.sampled_from(["token", "tensor", "group", "static"]),
+    st.booleans(),
+    st.integers(1, 4),
+    st.integers(1, 40),
+    st.integers(0, 2**31),
+)
+def test_what_is_multiplied_is_within_half_a_step(
+    bits: int, way: str, symmetric: bool, rows: int, k: int, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, k, generator=generator) * 3 + 1
+    args = int8(
+        num_bits=bits,
+        strategy="tensor" if way == "static" else way,
+        dynamic=way != "static",
+        symmetric=symmetric,
+        group_size=7 if way == "group" else None,
+    )
+    step = torch.tensor([0.4 if bits == 8 else 3.0])
+    stored = (step, None if symmetric else torch.tensor([3], dtype=torch.int8)) if way == "static" else (None, None)
+    values, factor = seen_inputs(x, args, *stored, torch.float64)
+    seen = values if factor is None else values * factor.double()
+    assert (factor is None) == (way == "group") and seen.dtype == torch.float64
+    _, scale, _ = quantize_int(x, args, *stored)
+    if way == "group":
+        scale = expand_groups(scale, 7, k)
+    low, high = -(1 << (bits - 1)), (1 << (bits - 1)) - 1
+    steps = seen / scale.double()
+    assert (steps - steps.round()).abs().max() < 1e-4 and steps.min() >= low - high and steps.max() <= high - low
+    # a zero point is a whole number, so the ends of an asymmetric range may miss by half a step more
+    error = (seen - x.double()).abs() / scale.double()
+    assert error.max() <= (0.51 if symmetric or way == "static" else 1.01)
+
+
+@pytest.mark.parametrize("zero_point", [None, -128, -5, 127])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_outputs_take_256_values(zero_point: int | None, dtype: torch.dtype) -> None:
+    y = (sample((5, 33), torch.float32) * 7).to(dtype)
+    args = int8(strategy="tensor", symmetric=zero_point is None)
+    stored = None if zero_point is None else torch.tensor([zero_point], dtype=torch.int8)
+    scale = torch.tensor([0.125], dtype=torch.bfloat16)
+    got = quantize_outputs(y, args, scale, stored)
+    zero = zero_point or 0
+    expected = ((y.double() / 0.125 + zero).round().clamp(-128, 127) - zero) * 0.125
+    assert got.dtype == dtype and torch.equal(got.double(), expected)
+
+
 def fp8_by_definition(value: float) -> float:
     """Nearest e4m3 value, ties to the even mantissa."""
     if value == 0 or math.isnan(value):
@@ -188,7 +266,9 @@ def test_a_view_of_a_larger_tensor_is_quantized_like_its_copy() -> None:
         (lambda x: quantize_int(x, fp8(strategy="token", dynamic=True)), "not int args"),
         (lambda x: quantize_int(x, int8(strategy="tensor")), "need their stored scale"),
         (lambda x: quantize_int(x, int8(strategy="tensor", symmetric=False), torch.ones(1)), "stored zero point"),
-        (lambda x: quantize_int(x, int8(strategy="group", group_size=8, dynamic=True)), "token or tensor"),
+        (lambda x: quantize_int(x, int8(strategy="group", group_size=8)), "static inputs have strategy tensor"),
+        (lambda x: quantize_outputs(x, int8(strategy="token", dynamic=True), None, None), "stored scale"),
+        (lambda x: quantize_outputs(x, int8(strategy="tensor"), None, None), "need their stored scale"),
         (lambda x: quantize_fp8(x, int8(strategy="token", dynamic=True)), "not symmetric float8"),
         (lambda x: quantize_fp8(x, fp8(strategy="channel"), torch.ones(1)), "strategy tensor"),
     ],
