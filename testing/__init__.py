@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from .checking import RowMismatch as RowMismatch
     from .checking import check_row as check_row
     from .explained import rows_from_explain as rows_from_explain
-    from .mutations import Mutation as Mutation
-    from .mutations import MutationSurvived as MutationSurvived
-    from .mutations import check_mutations as check_mutations
-    from .mutations import mutations as mutations
+    from .mutating import Mutation as Mutation
+    from .mutating import MutationSurvived as MutationSurvived
+    from .mutating import check_mutations as check_mutations
+    from .mutating import mutations as mutations
     from .parametrize import dispatch_table as dispatch_table
     from .registries import registry_with as registry_with
     from .registries import using_registry as using_registry
@@ -32,7 +32,7 @@ _HOME = {
     **dict.fromkeys(("Row", "TableError"), "rows"),
     **dict.fromkeys(("Table", "load_table"), "tables"),
     **dict.fromkeys(("RowMismatch", "check_row"), "checking"),
-    **dict.fromkeys(("Mutation", "MutationSurvived", "check_mutations", "mutations"), "mutations"),
+    **dict.fromkeys(("Mutation", "MutationSurvived", "check_mutations", "mutations"), "mutating"),
     **dict.fromkeys(("registry_with", "using_registry"), "registries"),
     **dict.fromkeys(("assert_rules_clean", "check_rules"), "static"),
     "dispatch_table": "parametrize",

@@ -58,7 +58,7 @@ def _item_class() -> Any:
     import pytest
 
     from .checking import RowMismatch, check_row
-    from .mutations import MutationSurvived
+    from .mutating import MutationSurvived
 
     class RowItem(pytest.Item):
         """One row."""

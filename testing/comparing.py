@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -76,7 +76,7 @@ def _among(expected: Sequence[str], observed: Sequence[str], seen: Observation) 
     return set(expected) <= set(observed) if expected else not observed
 
 
-_HOLDS = {
+_HOLDS: Mapping[str, Callable[[Any, Any, Observation], bool]] = {
     "error": _is_error,
     "message": _contains,
     "near": _begins,

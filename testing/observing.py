@@ -211,7 +211,7 @@ def config_of(row: Row) -> Any:
 
 
 def _file(row: Row, key: str) -> Path:
-    path = row.origin.folder / row.asks[key]
+    path = row.origin.folder / str(row.asks[key])
     if not path.exists():
         raise TableError(f"{row.place}there is no file or folder {path}", field=key)
     return path

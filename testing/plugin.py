@@ -38,7 +38,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         const="live",
         default=None,
         help="also check that every row of a dispatch table can fail: each expectation changed must fail, and changed "
-        "facts must matter (strict: every fact that a row does not call insensitive)",
+        "facts must matter (strict: all that a row does not call insensitive)",
     )
 
 
@@ -67,7 +67,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
 
         rows = rows_of(item)
         if rows:
-            from .mutations import check_mutations
+            from .mutating import check_mutations
 
             check_mutations(rows, strict=mode == "strict")
     return result

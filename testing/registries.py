@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from unittest import mock
 
 from ..registry import plan as _plan
 from ..registry.errors import PluginError
@@ -80,9 +81,5 @@ def registry_of(plugins: tuple[str, ...] | None) -> Registry:
 @contextmanager
 def using_registry(registry: Registry) -> Iterator[Registry]:
     """Plans made inside see this registry in place of the process's own. For tests: it holds for every thread."""
-    before = _plan.get_registry
-    _plan.get_registry = lambda: registry  # type: ignore[assignment]
-    try:
+    with mock.patch.object(_plan, "get_registry", lambda: registry):
         yield registry
-    finally:
-        _plan.get_registry = before

@@ -7,6 +7,7 @@ of the facts that a row calls ``sensitive`` some other legal value must, of thos
 from __future__ import annotations
 
 import fnmatch
+import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -60,8 +61,9 @@ def mutations(row: Row, registry: Registry | None = None) -> Iterator[Mutation]:
 def check_mutations(rows: Row | Iterable[Row], *, registry: Registry | None = None, strict: bool = False) -> None:
     """Raises ``MutationSurvived`` naming every row that can be changed without failing, and in what.
 
-    ``strict``: every fact must matter to every row, but for those that it calls ``insensitive``. Raises ``RowMismatch``
-    for a row that does not hold to begin with, ``TableError`` for a claim about a fact that the row does not have.
+    ``strict``: every fact must matter to a row, but for those that it calls ``insensitive``; and a row that expects an
+    error must say which facts it hangs on, as ``sensitive``. Raises ``RowMismatch`` for a row that does not hold to
+    begin with, ``TableError`` for a claim about a fact that the row does not have.
     """
     survivors: list[tuple[Row, str]] = []
     for row in [rows] if isinstance(rows, Row) else rows:
@@ -155,6 +157,13 @@ def _claimed(row: Row, key: str, claim: str, facts: _Sensitivity) -> list[str]:
 
 
 def _unclaimed(row: Row, facts: _Sensitivity) -> Iterator[str]:
-    for fact, failing in facts.tried.items():
-        if not failing and not any(fnmatch.fnmatchcase(fact, claim) for claim in row.insensitive):
-            yield f'does not notice {fact}: say insensitive = ["{fact}"] if it does not matter'
+    """What a strict check asks for. An error hangs on a few facts, anything else on all but a few."""
+    if row.expects.get("error"):
+        if not row.sensitive:
+            deciding = json.dumps([fact for fact, failing in facts.tried.items() if failing])
+            yield f"does not say what its error hangs on: sensitive = {deciding} or a part of it"
+        return
+    unnoticed = [fact for fact, failing in facts.tried.items() if not failing]
+    news = [fact for fact in unnoticed if not any(fnmatch.fnmatchcase(fact, claim) for claim in row.insensitive)]
+    if news:
+        yield f"does not notice {', '.join(news)}; if they do not matter, say insensitive = {json.dumps(unnoticed)}"
