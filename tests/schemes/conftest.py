@@ -15,7 +15,11 @@ from quantdispatch.registry.facts import LayerFacts
 from quantdispatch.registry.scheme import Scheme
 from quantdispatch.schemes.dense import Dense
 from quantdispatch.schemes.fp8 import W8A8Fp8, W8A16Fp8
+from quantdispatch.schemes.kv_fp8 import KVFp8
+from quantdispatch.schemes.w4a8_fp8 import W4A8Fp8
+from quantdispatch.schemes.wna4_int import WNA4Int
 from quantdispatch.schemes.wna8_int import WNA8Int
+from quantdispatch.schemes.wna8o8_int import WNA8O8Int
 from quantdispatch.schemes.wna16_int import WNA16Int
 
 CODES = {
@@ -66,19 +70,36 @@ def headers() -> Callable[..., dict[str, Info]]:
 
 @pytest.fixture
 def scheme_of() -> Callable[..., Scheme]:
-    """``scheme_of(format, weights, inputs=None, version="0.20.1")``: the scheme that the built-in rules name."""
+    """``scheme_of(format, weights, inputs=None, version="0.20.1", outputs=None, kind="linear")``: the scheme that the
+    built-in rules name."""
 
     def build(
-        format: str | None, weights: QuantArgs | None, inputs: QuantArgs | None = None, version: str | None = "0.20.1"
+        format: str | None,
+        weights: QuantArgs | None,
+        inputs: QuantArgs | None = None,
+        version: str | None = "0.20.1",
+        outputs: QuantArgs | None = None,
+        kind: str = "linear",
     ) -> Scheme:
-        layer = LayerFacts("linear", format, weights, inputs)
-        if weights is None:
-            return Dense(layer, version=version)
-        if weights.type == "int":
-            return (WNA16Int if inputs is None else WNA8Int)(layer, version=version)
-        return (W8A16Fp8 if inputs is None else W8A8Fp8)(layer, version=version)
+        layer = LayerFacts(kind, format, weights, inputs, outputs)
+        return _class_of(layer)(layer, version=version)
 
     return build
+
+
+def _class_of(layer: LayerFacts) -> type[Scheme]:
+    weights, inputs = layer.weights, layer.inputs
+    if weights is None:
+        return Dense if inputs is None else KVFp8
+    if weights.type == "float":
+        return W8A16Fp8 if inputs is None else W8A8Fp8
+    if inputs is None:
+        return WNA16Int
+    if inputs.type == "float":
+        return W4A8Fp8
+    if layer.outputs is not None:
+        return WNA8O8Int
+    return WNA4Int if inputs.num_bits == 4 else WNA8Int
 
 
 @pytest.fixture
