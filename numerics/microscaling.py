@@ -6,9 +6,11 @@ scales divided by one fp32 ``global_scale``.
 Activations come out as compressed-tensors' fake-quantization has them, step by step in the same dtypes
 (``quantization/utils/helpers.py``, ``mxfp_utils.py``, ``quantization/lifecycle/forward_helpers.py``).
 
-NaN and infinity in x: under MX the whole group becomes NaN. Under NVFP4 a NaN does that too, an infinity saturates: the
-scale becomes the largest there is. Under MX the same happens to a group whose largest value rounds to a power of two
-past the range of x's dtype (from 1.75 times the largest power of two on; for float16 that is 57,344).
+NaN and infinity in x: under MX the whole group becomes NaN, as it does when its largest value rounds to a power of two
+past the range of x's dtype (from 1.75 times the largest power of two on; in float16 from 57,344 on). Under NVFP4 a NaN
+does that too, an infinity saturates: the scale becomes the largest there is. The one difference from
+compressed-tensors: NaN under MX goes through arithmetic on its bits there, which may overflow and make the rest of the
+group zero instead.
 """
 
 from __future__ import annotations
