@@ -1,0 +1,110 @@
+"""The static checks of rules: :func:`check_rules`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..legal import LEGAL, Universe
+from ..rules import builtin_rules
+from ..rules.rule import Rule
+from ..rules.supported import Supported
+from .findings import Finding, finding
+from .judge import Judge
+from .matrix import Fuel, OutOfFuel
+from .names import clashes, distinct, find_cycles, name_findings
+from .questions import about_rule, gap_finding
+from .schemes import scheme_findings
+
+#: steps for one check; a second or two of work. The built-in rules take a few thousand
+FUEL = 2_000_000
+#: of the fuel, what one rule may use up before the others have had theirs
+_SHARE = 8
+
+
+def check_rules(
+    rules: Iterable[Rule],
+    *,
+    against: Iterable[Rule] | None = None,
+    supported: Iterable[Supported] = (),
+    universe: Universe = LEGAL,
+    fuel: int = FUEL,
+    schemes: bool = True,
+) -> tuple[Finding, ...]:
+    """Everything wrong with ``rules``, taken together with those they are to live beside; errors first.
+
+    ``against``: the rules that are there already and are not to blame, by default the built-in ones; ``()`` for none.
+    ``supported``: regions in which every layer is to have a rule. ``universe``: the layers that count, by default all
+    legal ones. ``fuel``: steps after which a question stays open and is reported as not decided. ``schemes``: import
+    the schemes of ``rules`` as well. Raises nothing for whatever rules say. A plugin's test is one line::
+
+        assert not check_rules(quantdispatch_rules())
+    """
+    own = distinct(rules)
+    others = [rule for rule in distinct(builtin_rules() if against is None else against) if not _given(rule, own)]
+    everyone = [*own, *others]
+    blamed = frozenset(map(id, own))
+    found = name_findings(everyone, blamed)
+    table = settled(own, others)
+    regions = list(supported)
+    judge = Judge(table, universe, [region.predicate for region in regions])
+    circle = {name for cycle in find_cycles({r.name: r.overrides for r in table}) for name in cycle}
+    open_: list[str] = []
+    tank, share = Fuel(fuel), max(1, fuel // _SHARE)
+    for index, rule in enumerate(table):
+        if id(rule) in blamed:
+            try:
+                with_ = _draw(tank, share)
+                found += about_rule(judge, index, with_, blamed, in_circle=rule.name in circle)
+            except OutOfFuel:
+                open_.append(f"rule {rule.name}")
+            finally:
+                _give_back(tank, with_)
+    for index, region in enumerate(regions):
+        with_ = _draw(tank, share)
+        try:
+            gap = gap_finding(judge, len(table) + index, region, with_)
+            found += [] if gap is None else [gap]
+        except OutOfFuel:
+            open_.append(f"region {region.name!r}")
+        finally:
+            _give_back(tank, with_)
+    if schemes:
+        found += scheme_findings(own)
+    if open_:
+        found.append(_not_decided(open_, [rule for rule in table if f"rule {rule.name}" in open_], fuel))
+    return tuple(sorted(found, key=lambda f: (f.severity != "error", f.code, f.rules, f.message)))
+
+
+def _given(rule: Rule, own: Sequence[Rule]) -> bool:
+    """Is an installed rule one of those that are asked about?"""
+    return any(rule == other and rule.source == other.source for other in own if other.name == rule.name)
+
+
+def settled(own: Sequence[Rule], others: Sequence[Rule]) -> list[Rule]:
+    """The rules whose names say which they are: of a name that clashes, the rule that was there first, if any."""
+    taken = {rule.name for rule in others}
+    twice = {group[0].name for group in clashes(own)}
+    return [rule for rule in own if rule.name not in taken | twice] + [
+        rule for rule in others if rule.name not in {group[0].name for group in clashes(others)}
+    ]
+
+
+def _draw(tank: Fuel, share: int) -> Fuel:
+    portion = Fuel(min(share, max(tank.left, 0)))
+    tank.left -= portion.left
+    return portion
+
+
+def _give_back(tank: Fuel, portion: Fuel) -> None:
+    tank.left += max(portion.left, 0)
+
+
+def _not_decided(questions: Sequence[str], rules: Sequence[Rule], fuel: int) -> Finding:
+    shown = ", ".join(questions[:5]) + (f" and {len(questions) - 5} more" if len(questions) > 5 else "")
+    return finding(
+        "not-decided",
+        f"{shown}: not decided within {fuel} steps",
+        rules=rules,
+        remedy="give more fuel, or write the rules with fewer alternatives that partly cover each other",
+        count=len(questions),
+    )

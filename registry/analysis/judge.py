@@ -1,0 +1,97 @@
+"""Answers about a table whose rules have names of their own: who matches where, and who wins.
+
+Which rule wins a cell is what :class:`~..table.RuleTable` decides: the one match that no other match overrides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ..facts import LayerFacts
+from ..legal import LEGAL, Universe
+from ..predicates import Predicate
+from ..rules.rule import Rule
+from ..values import ABSENT
+from .matrix import Cell, Fuel, Matrix, layer
+
+
+@dataclass(frozen=True)
+class Spot:
+    """A cell as far as rules go: the indices of those that match, as a mask, and of those among them that win."""
+
+    cell: Cell
+    rules: int
+    winners: int
+
+
+class Judge:
+    """A table's rules, and ``extra`` predicates whose cells may be asked for as well (declared regions)."""
+
+    def __init__(self, rules: Sequence[Rule], universe: Universe = LEGAL, extra: Sequence[Predicate] = ()) -> None:
+        self.rules = list(rules)
+        self.matrix = Matrix([*(rule.predicate for rule in self.rules), *extra], universe)
+        self._owner = [i for i, boxes in enumerate(self.matrix.of) for _ in range(boxes.bit_count())]
+        index = {rule.name: i for i, rule in enumerate(self.rules)}
+        #: for each rule those that override it
+        self.beaters = [0] * len(self.rules)
+        for i, rule in enumerate(self.rules):
+            for name in rule.overrides:
+                if name in index and name != rule.name:
+                    self.beaters[index[name]] |= 1 << i
+
+    def spots(self, index: int, fuel: Fuel) -> list[Spot]:
+        """Where predicate ``index`` matches. Raises ``OutOfFuel``."""
+        return [self._spot(cell) for cell in self.matrix.cells(self.matrix.of[index], fuel)]
+
+    def _spot(self, cell: Cell) -> Spot:
+        matching = 0
+        for bit in bits(cell.mask):
+            owner = self._owner[bit]
+            if owner < len(self.rules):
+                matching |= 1 << owner
+        return Spot(cell, matching, self.winners(matching))
+
+    def winners(self, matching: int) -> int:
+        """The rules of ``matching`` that no other of them overrides: one, unless something is wrong."""
+        return sum(1 << i for i in bits(matching) if not self.beaters[i] & matching)
+
+    def outcome(self, winners: int) -> Hashable:
+        """What a layer gets: a scheme with what is said of engines, nothing, or a conflict."""
+        if winners.bit_count() != 1:
+            return ("conflict", winners) if winners else None
+        rule = self.rules[winners.bit_length() - 1]
+        return rule.scheme, repr(sorted(rule.equivalents.items())), repr(sorted(rule.differs.items()))
+
+    def witness(self, spot: Spot) -> LayerFacts | None:
+        """A layer in a spot, checked against every rule; ``None`` should one of them see it otherwise."""
+        values = dict(spot.cell.path)
+        plain = {n: v for n, v in values.items() if not n.endswith(".zp_dtype")}
+        for tried in ({**plain, **{n: None for n in values if n not in plain and values[n] is not ABSENT}}, values):
+            facts = layer({**values, **tried})
+            if self.matrix.match(facts) == spot.cell.mask:
+                return facts
+        return None
+
+    def names(self, mask: int) -> list[Rule]:
+        return [self.rules[i] for i in bits(mask)]
+
+
+def bits(mask: int) -> Iterator[int]:
+    """The positions of the bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def irredundant(candidates: int, needs: Sequence[int]) -> int | None:
+    """A part of ``candidates`` that has a bit in each of ``needs`` and none that could be left out; or ``None``."""
+    if not all(need & candidates for need in needs):
+        return None
+    chosen = candidates
+    for i in bits(candidates):
+        less = chosen & ~(1 << i)
+        if all(need & less for need in needs):
+            chosen = less
+    return chosen

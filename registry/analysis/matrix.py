@@ -1,0 +1,336 @@
+"""The matrix of a table: predicates as rows, fields as columns, and the cells that a row covers.
+
+A *cell* is a set of legal layers that no predicate of the table tells apart, found as one set of boxes (a bit mask) that
+match there. The columns are walked in order, and what differs in earlier columns but leaves the same boxes to be looked
+at is looked at once: usefulness as in pattern matching (Maranget, *Warnings for pattern matching*, 2007), specialized
+column by column and memoized by the rows that are left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from ..args import QuantArgs
+from ..domains import Domain
+from ..facts import ARGS_FIELDS, LAYER_FIELDS, SIDES, LayerFacts
+from ..legal import LEGAL, Region, Universe
+from ..predicates import Box, Predicate, When
+from ..values import ABSENT, PRESENT
+from .columns import DERIVED, columns
+
+#: the columns of a side, those that split most first
+_ORDER = (
+    *("strategy", "type", "num_bits", "dynamic", "symmetric", "group_size", "actorder", "scale_dtype"),
+    *("block_structure", "zp_dtype"),
+)
+assert set(_ORDER) == set(ARGS_FIELDS)
+
+
+class OutOfFuel(Exception):
+    """The question takes more steps than were given for it."""
+
+
+class Fuel:
+    """Steps left. A step is one set of rows meeting one class of values."""
+
+    def __init__(self, steps: int) -> None:
+        self.left = steps
+
+    def spend(self, steps: int) -> None:
+        self.left -= steps
+        if self.left < 0:
+            raise OutOfFuel
+
+
+class Value(NamedTuple):
+    """Values of one column that the same boxes admit."""
+
+    mask: int
+    count: int
+    #: the most usual one
+    first: Any
+
+
+#: ``(mask, what derived facts need to know)`` to ``(number of layers, the values of the first of them)``
+_Key = tuple[int, tuple[tuple[str, Any], ...]]
+_Path = tuple[Any, ...]
+_States = dict[_Key, tuple[int, _Path]]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """``count`` legal layers (of the values tried) that match exactly the boxes in ``mask``; ``facts`` is one of them."""
+
+    mask: int
+    count: int
+    path: tuple[tuple[str, Any], ...]
+
+    @cached_property
+    def facts(self) -> LayerFacts:
+        return layer(dict(self.path))
+
+
+def layer(values: dict[str, Any]) -> LayerFacts:
+    """The layer whose flat facts are ``values``. Raises pydantic's ``ValidationError`` for one that is not legal."""
+    sides = {}
+    for side in SIDES:
+        given = values[side] is PRESENT
+        sides[side] = QuantArgs(**{f: values[f"{side}.{f}"] for f in ARGS_FIELDS}) if given else None
+    return LayerFacts(values["kind"], values["format"], **sides)
+
+
+def of_box(box: Box) -> When:
+    """The predicate that has this one box."""
+    when = When()
+    when.boxes = (box,)
+    return when
+
+
+class Matrix:
+    """All boxes of ``predicates``. ``of[i]``: the bits of the boxes of predicate ``i``."""
+
+    def __init__(self, predicates: Sequence[Predicate], universe: Universe = LEGAL) -> None:
+        self.universe = universe
+        self.boxes: list[Box] = []
+        self.of: list[int] = []
+        for predicate in predicates:
+            first = len(self.boxes)
+            self.boxes += predicate.boxes
+            self.of.append((1 << len(self.boxes)) - (1 << first))
+        self.all = (1 << len(self.boxes)) - 1
+        self._tests: dict[str, dict[Domain, int]] = {}
+        for bit, box in enumerate(self.boxes):
+            for name, wanted in box.fields:
+                tests = self._tests.setdefault(name, {})
+                tests[wanted] = tests.get(wanted, 0) | 1 << bit
+        self._columns = columns({name: tests.keys() for name, tests in self._tests.items()}, universe)
+        self._admitted: dict[tuple[str, type, Any], int] = {}
+        self._alternatives: dict[Box, list[tuple[str, list[Value]]]] = {}
+        self._regions = [self._compile(region) for region in universe.regions]
+        #: boxes that look at each derived fact
+        self._derived = {name: sum(self._tests[name].values()) for name in self._tests if name not in _PLAIN}
+
+    def admitted(self, name: str, value: Any) -> int:
+        """The boxes that admit ``value`` in the field ``name``."""
+        key = (name, type(value), value)
+        mask = self._admitted.get(key)
+        if mask is None:
+            mask = self.all
+            for wanted, boxes in self._tests.get(name, {}).items():
+                if value not in wanted:
+                    mask &= ~boxes
+            self._admitted[key] = mask
+        return mask
+
+    def cells(self, keep: int, fuel: Fuel) -> list[Cell]:
+        """The cells in which at least one box of ``keep`` matches, the most usual layers first.
+
+        Raises ``OutOfFuel``.
+        """
+        rows = self._rows(keep)
+        keyed = self._keyed(rows)
+        found: dict[int, Cell] = {}
+        sides: dict[Box, _States] = {}
+        for region in self._regions:
+            for state, (count, path) in self._sweep(region, rows, keep, keyed, sides, fuel).items():
+                known = found.get(state[0])
+                if known is not None:
+                    found[state[0]] = Cell(known.mask, known.count + count, known.path)
+                else:
+                    found[state[0]] = Cell(state[0], count, _flat(path))
+        return list(found.values())
+
+    def match(self, facts: LayerFacts, rows: int | None = None) -> int:
+        """The boxes (of ``rows``) that match a layer, by testing each."""
+        return sum(
+            1 << bit
+            for bit, box in enumerate(self.boxes)
+            if (rows is None or rows >> bit & 1) and box.test(facts.flat).status == "yes"
+        )
+
+    # ---------------------------------------------------------------------------------------------- compiled columns
+
+    def _compile(self, region: Region) -> _Compiled:
+        kinds = self._classes("kind", [v for v in self._columns["kind"] if v in region.kinds])
+        formats = self._classes("format", [v for v in self._columns["format"] if v in region.formats])
+        sides = [(side, getattr(region, side)) for side in SIDES]
+        for side, boxes in sides:
+            for box in boxes:
+                if box not in self._alternatives:
+                    self._alternatives[box] = self._alternative(side, box)
+        return _Compiled([("kind", kinds), ("format", formats)], [boxes for _, boxes in sides])
+
+    def _alternative(self, side: str, box: Box) -> list[tuple[str, list[Value]]]:
+        present = PRESENT in box.domains[side]
+        compiled = [(side, self._classes(side, [PRESENT if present else ABSENT]))]
+        for field in _ORDER:
+            name = f"{side}.{field}"
+            values = [v for v in self._columns[name] if v in box.domains[name]] if present else [ABSENT]
+            compiled.append((name, self._classes(name, values)))
+        return compiled
+
+    def _classes(self, name: str, values: Iterable[Any]) -> list[Value]:
+        # One class a value where a derived fact looks at it; otherwise values that the same boxes admit are one.
+        apart = any(name in read for fact, read in DERIVED.items() if fact in self._tests)
+        classes: dict[Any, Value] = {}
+        for value in values:
+            mask = self.admitted(name, value)
+            key = (mask, value) if apart else mask
+            known = classes.get(key)
+            classes[key] = Value(mask, 1, value) if known is None else known._replace(count=known.count + 1)
+        return list(classes.values())
+
+    # ------------------------------------------------------------------------------------------------------- the sweep
+
+    def _rows(self, keep: int) -> int:
+        """The boxes that may match where one of ``keep`` does: those that share a value with it in each column."""
+        rows = 0
+        shared: dict[Box, int] = {}
+        for region in self._regions:
+            near = _near(region.own, self.all, keep)
+            for boxes in region.sides:
+                side = 0
+                for box in boxes:
+                    if box not in shared:
+                        shared[box] = _near(self._alternatives[box], self.all, keep)
+                    side |= shared[box]
+                near &= side
+            if near & keep:
+                rows |= near
+        return rows
+
+    def _keyed(self, rows: int) -> frozenset[str]:
+        """Fields whose values must be kept apart, because a derived fact that one of ``rows`` tests looks at them."""
+        return frozenset(n for fact, boxes in self._derived.items() if boxes & rows for n in DERIVED.get(fact, ()))
+
+    def _sweep(
+        self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[Box, _States], fuel: Fuel
+    ) -> _States:
+        states: _States = {(rows, ()): (1, ())}
+        for name, classes in region.own:
+            states = _fold(states, name, classes, rows, keep, name in keyed, fuel)
+        for boxes in region.sides:
+            if not states:
+                return states
+            table: _States = {}
+            for box in boxes:
+                if box not in sides:
+                    sides[box] = self._side(box, rows, keep, keyed, fuel)
+                for key, (count, path) in sides[box].items():
+                    known = table.get(key)
+                    table[key] = (count, path) if known is None else (known[0] + count, known[1])
+            states = _join(states, table, keep, fuel)
+        return self._settle(states, rows, keep) if keyed else states
+
+    def _side(self, box: Box, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> _States:
+        states: _States = {(rows, ()): (1, ())}
+        for name, classes in self._alternatives[box]:
+            states = _fold(states, name, classes, rows, keep, name in keyed, fuel)
+            if not states:
+                break
+        return states
+
+    def _settle(self, states: _States, rows: int, keep: int) -> _States:
+        """Derived facts, which follow from the values kept apart, and the boxes that ask for other ones dropped."""
+        settled: _States = {}
+        known: dict[tuple[tuple[str, Any], ...], int] = {}
+        for (mask, keys), (count, path) in states.items():
+            admitted = known.get(keys)
+            if admitted is None:
+                flat = layer(dict(_flat(path))).flat
+                admitted = rows
+                for fact in self._derived:
+                    admitted &= self.admitted(fact, flat[fact])
+                known[keys] = admitted
+            left = mask & admitted
+            if left & keep:
+                before = settled.get((left, ()))
+                settled[left, ()] = (count, path) if before is None else (before[0] + count, before[1])
+        return settled
+
+
+_PLAIN = LAYER_FIELDS - frozenset(DERIVED)
+
+
+class _Compiled(NamedTuple):
+    own: list[tuple[str, list[Value]]]
+    sides: list[tuple[Box, ...]]
+
+
+def _near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> int:
+    for _, classes in compiled:
+        near = 0
+        for value in classes:
+            if value.mask & keep:
+                near |= value.mask
+        rows &= near
+        keep &= near
+        if not keep:
+            return 0
+    return rows
+
+
+def _fold(
+    states: _States, name: str, classes: list[Value], rows: int, keep: int, apart: bool, fuel: Fuel
+) -> _States:
+    """Every state meets every class of values of one more column."""
+    if not apart:
+        classes = _projected(classes, rows)
+        if len(classes) == 1 and classes[0].mask == rows:
+            value = classes[0]
+            return {key: (count * value.count, (path, name, value.first)) for key, (count, path) in states.items()}
+    fuel.spend(len(states) * len(classes))
+    met: _States = {}
+    for (mask, keys), (count, path) in states.items():
+        for value in classes:
+            left = mask & value.mask
+            if not left & keep:
+                continue
+            key = (left, (*keys, (name, value.first)) if apart else keys)
+            known = met.get(key)
+            if known is None:
+                met[key] = (count * value.count, (path, name, value.first))
+            else:
+                met[key] = (known[0] + count * value.count, known[1])
+    return met
+
+
+def _projected(classes: list[Value], rows: int) -> list[Value]:
+    """The classes as far as ``rows`` tell them apart."""
+    merged: dict[int, Value] = {}
+    for value in classes:
+        mask = value.mask & rows
+        known = merged.get(mask)
+        merged[mask] = Value(mask, value.count, value.first) if known is None else known._replace(
+            count=known.count + value.count
+        )
+    return list(merged.values())
+
+
+def _join(states: _States, table: _States, keep: int, fuel: Fuel) -> _States:
+    fuel.spend(len(states) * len(table))
+    met: _States = {}
+    for (mask, keys), (count, path) in states.items():
+        for (other, more), (number, values) in table.items():
+            left = mask & other
+            if not left & keep:
+                continue
+            key = (left, keys + more)
+            known = met.get(key)
+            if known is None:
+                met[key] = (count * number, (path, values))
+            else:
+                met[key] = (known[0] + count * number, known[1])
+    return met
+
+
+def _flat(path: _Path) -> tuple[tuple[str, Any], ...]:
+    """``(earlier, name, value)`` and ``(earlier, earlier)`` as pairs."""
+    if not path:
+        return ()
+    if len(path) == 3:
+        return (*_flat(path[0]), (path[1], path[2]))
+    return (*_flat(path[0]), *_flat(path[1]))
