@@ -35,7 +35,7 @@ def dequantize(
         columns = g_idx.to(torch.long)
         _apply(weight, scale[:, columns], None if offset is None else offset[:, columns])
     elif args.strategy == "group":
-        grouped = weight.view(weight.shape[0], scale.shape[1], -1)
+        grouped = weight.view(weight.shape[0], scale.shape[1], weight.shape[1] // scale.shape[1])
         _apply(grouped, scale.unsqueeze(-1), None if offset is None else offset.unsqueeze(-1))
     elif args.strategy == "block":
         _apply_blocks(weight, scale, offset, args)

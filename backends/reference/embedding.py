@@ -32,5 +32,7 @@ class ReferenceEmbedding(ReferenceKernel):
         """Indices x, integers [...], to [..., K]. Only these rows are dequantized. Raises ``IndexError`` for an index
         outside of the vocabulary."""
         rows = select_rows(self.unpack(state), self.weights, x.reshape(-1))
+        if x.numel() == 0:
+            return torch.empty(*x.shape, rows.codes.shape[1], dtype=self.dtype, device=rows.codes.device)
         weight: Tensor = self.numerics.dequantize(rows).to(self.dtype)
-        return weight.reshape(*x.shape, weight.shape[-1])
+        return weight.reshape(*x.shape, weight.shape[1])
