@@ -59,13 +59,28 @@ def _set_qparams(module: nn.Module, input_range: tuple[Tensor, Tensor] | None) -
     from compressed_tensors.quantization.utils import calculate_qparams
 
     scheme = module.quantization_scheme
-    low, high = _weight_range(module.weight.detach().float(), scheme.weights)  # type: ignore[operator, union-attr]
-    _store(module, "weight", *calculate_qparams(low, high, scheme.weights))  # type: ignore[union-attr]
+    weight = module.weight.detach().float()  # type: ignore[operator, union-attr]
+    low, high = _weight_range(weight, scheme.weights)  # type: ignore[union-attr]
+    overall = _set_global_scale(module, "weight", low.amin(), high.amax())
+    _store(module, "weight", *calculate_qparams(low, high, scheme.weights, global_scale=overall))  # type: ignore[union-attr]
     inputs = scheme.input_activations  # type: ignore[union-attr]
-    if inputs is not None and inputs.dynamic is False:
+    if inputs is not None and inputs.dynamic is not True:
         if input_range is None:
             raise ValueError("static input scales need a calibration text")
-        _store(module, "input", *calculate_qparams(*input_range, inputs))
+        if inputs.dynamic is False:
+            _store(module, "input", *calculate_qparams(*input_range, inputs))
+        _set_global_scale(module, "input", *input_range)
+
+
+def _set_global_scale(module: nn.Module, name: str, low: Tensor, high: Tensor) -> Tensor | None:
+    """NVFP4's scale of the whole tensor, where the module has one."""
+    from compressed_tensors.quantization.utils import generate_gparam
+
+    parameter = getattr(module, f"{name}_global_scale", None)
+    if parameter is None:
+        return None
+    parameter.data.copy_(generate_gparam(low, high))
+    return parameter.data  # type: ignore[no-any-return]
 
 
 def _store(module: nn.Module, name: str, scale: Tensor, zero_point: Tensor) -> None:
@@ -82,7 +97,7 @@ def _weight_range(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
         parts = weight.reshape(1, -1)
     elif strategy == "channel":
         parts = weight.unsqueeze(1)
-    elif strategy == "group":
+    elif strategy in ("group", "tensor_group"):
         parts = weight.unflatten(-1, (-1, args.group_size))
     elif strategy == "block":
         rows, columns = args.block_structure

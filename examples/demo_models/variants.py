@@ -37,7 +37,8 @@ class Variant:
 
     @property
     def needs_calibration(self) -> bool:
-        return any(group.inputs is not None and group.inputs["dynamic"] is False for group in self.groups)
+        """Is anything stored for inputs? Local scales stand below a stored global one."""
+        return any(group.inputs is not None and group.inputs["dynamic"] is not True for group in self.groups)
 
 
 def _int(bits: int, group_size: int | None = 64, symmetric: bool = True, **more: Any) -> Args:
@@ -56,6 +57,20 @@ def _token(kind: str, bits: int = 8, symmetric: bool = True) -> Args:
 
 def _static(kind: str, symmetric: bool = True) -> Args:
     return {"num_bits": 8, "type": kind, "symmetric": symmetric, "dynamic": False, "strategy": "tensor"}
+
+
+def _nvfp4(dynamic: Any = False) -> Args:
+    return {
+        "num_bits": 4, "type": "float", "symmetric": True, "dynamic": dynamic, "strategy": "tensor_group",
+        "group_size": 16, "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn",
+    }  # fmt: skip
+
+
+def _mx(bits: int, dynamic: bool = False) -> Args:
+    return {
+        "num_bits": bits, "type": "float", "symmetric": True, "dynamic": dynamic, "strategy": "group",
+        "group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8",
+    }  # fmt: skip
 
 
 def _one(weights: Args, inputs: Args | None = None, *, format: str | None = None, **more: Any) -> Variant:
@@ -114,6 +129,20 @@ VARIANTS: dict[str, Variant] = {
     "fp8-w8a16": _one(_fp8("channel"), format="float-quantized"),
     "fp8-w8a16-naive": _one(_fp8("tensor"), format="naive-quantized"),
     "fp8-w8a16-block": _one(_BLOCK, format="float-quantized", tiny=_WIDE),
+    # Small floats in small groups.
+    "nvfp4": _one(_nvfp4(), _nvfp4("local")),
+    "nvfp4a16": _one(_nvfp4()),
+    "nvfp4a16-lm_head": _one(_nvfp4(), ignore=()),
+    "mxfp4": _one(_mx(4), _mx(4, True)),
+    "mxfp4a16": _one(_mx(4)),
+    "mxfp4-fp8": _one(_mx(4), _token("float")),
+    "mxfp4-fp8-g64": _one(_mx(4), {**_GROUP_128_INPUTS, "group_size": 64}),
+    "mxfp4-mxfp8": _one(_mx(4), _mx(8, True)),
+    "mxfp6a8": _one(_mx(6), _mx(8, True)),
+    "mxfp6a16": _one(_mx(6)),
+    "mxfp8": _one(_mx(8), _mx(8, True)),
+    "mxfp8a16": _one(_mx(8)),
+    "mxfp8-lm_head": _one(_mx(8), _mx(8, True), ignore=()),
     # Several groups at once.
     "mixed": Variant(
         (
