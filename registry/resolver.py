@@ -6,8 +6,7 @@ over what was decided for that one.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +15,13 @@ from .config_models import ConfigGroup, QuantConfig
 from .environment import Environment
 from .errors import NoKernelFound, NoSchemeFound, QuantDispatchError
 from .facts import SIDES, LayerFacts
+from .families import Modules
 from .modules import CACHE_NAMES, Module, quantized_names
 from .registry import Registry
 from .resolution import Resolution, Trace
 from .scheme import Scheme
 from .sharding import shard
+from .stored_tensors import TensorEntry
 from .table import Decision
 
 DENSE = "dense"
@@ -30,11 +31,11 @@ TORCH = "torch"
 _OPEN_FORMATS = frozenset({None, "fakequant"})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Assignment:
-    """Where a module stands in the config: its group and the target that hit, or what ignores it, or neither.
+    """Where modules stand in the config: their group and the target that hit, or what ignores them, or neither.
 
-    ``transforms``: what it needs transformed at run time.
+    ``transforms``: what they need transformed at run time. Compared by identity: many modules share one.
     """
 
     group: ConfigGroup | None = None
@@ -67,24 +68,25 @@ class Resolver:
         self.inferred_formats: dict[str, str] = {}
 
     def resolve(self, module: Module, assignment: Assignment) -> Resolution:
-        headers = tuple((local, t.dtype, t.shape) for local, t in module.tensors.items())
-        group = assignment.group
-        place = (group and group.name, assignment.target, assignment.ignored_by, assignment.transforms)
+        """One module that stands by itself."""
+        return self._decide(module, assignment, {})
+
+    def resolve_family(self, modules: Modules, name: str, assignment: Assignment) -> Resolution:
+        """What is decided for module ``name`` or another of its family in the same place: see :class:`.layers.Layers`."""
         # with several ranks the name says how a layer is cut
-        last = module.name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
-        key = (module.kind, module.classes, module.inferred, place, headers, last, _values(module))
+        last = name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
+        key = (modules.families[name], assignment, last)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._decide(module, assignment)
-            return known
-        return _like(known, module)
+            known = self._known[key] = self._decide(modules.module(name), assignment, modules.tensors(name))
+        return known
 
-    def cache(self, module: Module) -> Resolution:
+    def cache(self, module: Module, tensors: Mapping[str, TensorEntry] | None = None) -> Resolution:
         """The quantized key and value cache of an attention module, resolved by rules like any layer."""
         scheme = self._config.kv_cache_scheme
         result = Resolution(
             module.name, "kv_cache", module.classes, module.inferred, group="kv_cache_scheme", inputs=scheme,
-            tensors=module.tensors,
+            tensors=tensors or {},
         )  # fmt: skip
         try:
             self._choose(result, module, LayerFacts("kv_cache", None, None, scheme), None)
@@ -92,11 +94,12 @@ class Resolver:
             result.error = error
         return result
 
-    def _decide(self, module: Module, assignment: Assignment) -> Resolution:
+    def _decide(self, module: Module, assignment: Assignment, tensors: Mapping[str, TensorEntry]) -> Resolution:
         group = assignment.group
         result = Resolution(
             module.name, module.kind or "linear", module.classes, module.inferred,
-            target=assignment.target, ignored_by=assignment.ignored_by, tensors=module.tensors, format=DENSE,
+            target=assignment.target, ignored_by=assignment.ignored_by, tensors=tensors, format=DENSE,
+            transforms=assignment.transforms,
         )  # fmt: skip
         try:
             if module.kind is None:
@@ -110,8 +113,8 @@ class Resolver:
                 result.weights, result.inputs, result.outputs = group.weights, group.inputs, group.outputs
                 result.format = self._format(module, group, assignment.target)
             facts = LayerFacts(result.kind, result.format, result.weights, result.inputs, result.outputs)
-            if assignment.transforms:
-                raise self._transformed(facts, module, assignment.transforms)
+            if group is None and module.kind == "attention":  # nothing of it is quantized, but it is transformed
+                raise _no_transform(result)
             self._choose(result, module, facts, group)
         except QuantDispatchError as error:
             result.error = error
@@ -150,6 +153,8 @@ class Resolver:
                 arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
         result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
+        if result.transforms:
+            raise _no_transform(result)
         if scheme.name == DENSE:
             result.backend = TORCH
         else:
@@ -172,20 +177,6 @@ class Resolver:
             f"no rule accepts {describe(facts)}", layer=name, nearest=nearest, remedy=_change(facts, nearest)
         )
 
-    def _transformed(self, facts: LayerFacts, module: Module, transforms: Sequence[str]) -> NoSchemeFound:
-        return NoSchemeFound(
-            f"no scheme applies transforms at run time: transform_config asks for {', '.join(transforms)} "
-            f"around {describe(facts)}",
-            layer=module.name, field="transform_config", nearest=self._task.registry.nearest(facts),
-            remedy="use a checkpoint without online transforms, or a plugin with a scheme for them",
-        )  # fmt: skip
-
-
-def _values(module: Module) -> bytes | None:
-    """The one tensor whose values a plan goes by: layers of equal headers may differ in the K it gives."""
-    entry = module.tensors.get("weight_shape")
-    return entry.read() if entry is not None and entry.nbytes <= 16 else None
-
 
 def describe(facts: LayerFacts) -> str:
     """``"moe layer, weights int4 symmetric, group 32, format pack-quantized"``: kind, args and format in words."""
@@ -197,8 +188,8 @@ def describe(facts: LayerFacts) -> str:
 def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
     if facts.kind == "kv_cache":
         return (
-            "no scheme quantizes the cache yet: take kv_cache_scheme out of the config to keep the cache in the "
-            "model's dtype, or install a plugin with a rule for it"
+            "only float8 caches with stored scales have a scheme: take kv_cache_scheme out of the config to keep the "
+            "cache in the model's dtype, or install a plugin with a rule for it"
         )
     if nearest and nearest[0].mismatches:
         first = nearest[0]
@@ -220,23 +211,10 @@ def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     )
 
 
-def _like(known: Resolution, module: Module) -> Resolution:
-    """What ``known`` says, for a module that differs in name only."""
-    return Resolution(
-        module.name, known.kind, known.classes, known.inferred, known.group, known.target, known.ignored_by,
-        known.weights, known.inputs, known.outputs, known.format, known.rule, known.scheme, known.backend, known.kernel,
-        known.conditions, known.deviations, known.equivalents, known.differs, known.trace,
-        None if known.error is None else renamed(known.error, known.name, module.name),
-        known.shape, known.scheme_object, known.spec, known.selection, module.tensors,
+def _no_transform(result: Resolution) -> NoKernelFound:
+    return NoKernelFound(
+        f"no kernel applies online transforms yet: transform_config asks for {', '.join(result.transforms)} around the "
+        f"{result.scheme or result.kind} layer",
+        layer=result.name, field="transform_config",
+        remedy="use a checkpoint without online transforms, or a plugin with a scheme for them",
     )  # fmt: skip
-
-
-def renamed(error: QuantDispatchError, old: str, new: str) -> QuantDispatchError:
-    """The same error about another layer."""
-    twin = type(error).__new__(type(error))
-    twin.__dict__.update(error.__dict__)
-    twin.layer = new
-    if old in error.message:
-        twin.message = re.sub(rf"(?<![\w.]){re.escape(old)}(?!\w)", lambda _: new, error.message)
-    twin.args = (twin.message,)
-    return twin

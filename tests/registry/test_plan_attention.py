@@ -31,25 +31,75 @@ def attention_tensors(**scales: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("scales", [(), ("k_scale", "v_scale"), ("k_proj.output_scale", "v_proj.output_scale")])
+@pytest.mark.parametrize(
+    "scales",
+    [
+        ("k_scale", "v_scale"),
+        ("k_scale", "k_zero_point", "v_scale", "v_zero_point", "q_scale"),
+        ("k_proj.output_scale", "v_proj.output_scale"),
+    ],
+)
 def test_kv_cache_has_one_entry_an_attention_module(tmp_path: Path, scales: tuple[str, ...]) -> None:
     config = tiny.config(kv_cache_scheme=FP8_CACHE, ignore=["re:visual.*"])
     result = soft(tmp_path, config, attention_tensors(**dict.fromkeys(scales)))
     caches = [layer for layer in result.layers.values() if layer.kind == "kv_cache"]
     assert [cache.name for cache in caches] == [ATTN] and set(caches[0].tensors) == set(scales)
     assert caches[0].classes == ("LlamaAttention",) and caches[0].inputs is not None
-    assert isinstance(caches[0].error, NoSchemeFound) and "kv_cache_scheme" in str(caches[0].error)
-    assert len(caches[0].error.nearest) == 3
-    assert list(result.errors) == [caches[0].error]
+    assert (caches[0].scheme, caches[0].kernel, caches[0].shape) == ("kv_fp8", "reference/kv_cache", None)
+    assert caches[0].spec is not None and (caches[0].spec.op, caches[0].spec.weights) == ("kv_cache", None)
+    assert not result.errors
 
 
+@pytest.mark.parametrize(
+    ("scheme", "scales", "field", "words"),
+    [
+        (FP8_CACHE, (), "k_scale", "k_scale is missing"),
+        (FP8_CACHE, ("k_scale",), "v_scale", "v_scale is missing"),
+        (FP8_CACHE, ("k_proj.output_scale",), "v_scale", "v_scale is missing"),
+        (FP8_CACHE, ("k_scale", "k_proj.output_scale", "v_scale"), "k_proj.output_scale", "k_scale is stored twice"),
+        (FP8_CACHE, ("k_scale", "v_scale", "prob_output_scale"), "prob_output_scale", "has no use for"),
+    ],
+)
+def test_caches_whose_scales_do_not_fit(tmp_path: Path, scheme: Any, scales: Any, field: str, words: str) -> None:
+    config = tiny.config(kv_cache_scheme=scheme, ignore=["re:visual.*"])
+    found = error(soft(tmp_path, config, attention_tensors(**dict.fromkeys(scales))), ATTN)
+    assert isinstance(found, CheckpointError) and found.field == field and words in str(found)
+
+
+@pytest.mark.parametrize("change", [{"type": "int"}, {"symmetric": False}, {"num_bits": 4}, {"strategy": "channel"}])
+def test_caches_without_a_rule(tmp_path: Path, change: Any) -> None:
+    config = tiny.config(kv_cache_scheme={**FP8_CACHE, **change}, ignore=["re:visual.*"])
+    result = soft(tmp_path, config, attention_tensors(k_scale=None, v_scale=None))
+    found = error(result, ATTN)
+    assert isinstance(found, NoSchemeFound) and "take kv_cache_scheme out of the config" in str(found)
+    assert len(found.nearest) == 3 and list(result.errors) == [found]
+
+
+def test_a_cache_with_a_scale_a_head(tmp_path: Path) -> None:
+    config = tiny.config(kv_cache_scheme={**FP8_CACHE, "strategy": "attn_head"}, ignore=["re:visual.*"])
+    tensors = {**attention_tensors(), f"{ATTN}.k_scale": ("BF16", [4, 1, 1]), f"{ATTN}.v_scale": ("BF16", [4, 1, 1])}
+    assert soft(tmp_path / "right", config, tensors).layers[ATTN].error is None
+    tensors[f"{ATTN}.v_scale"] = ("BF16", [2, 1, 1])
+    found = error(soft(tmp_path / "wrong", config, tensors), ATTN)
+    assert isinstance(found, CheckpointError) and found.field == "v_scale" and "numbers of heads" in str(found)
+
+
+@pytest.mark.parametrize("degree", [1, 4])
 @pytest.mark.parametrize("target", ["LlamaAttention", "re:.*self_attn$", ATTN])
-def test_groups_that_target_attention(tmp_path: Path, target: str) -> None:
+def test_groups_that_target_attention(tmp_path: Path, target: str, degree: int) -> None:
     config = tiny.config(tiny.group(), tiny.group(None, FP8_CACHE, targets=[target]), ignore=["re:visual.*"])
-    result = soft(tmp_path, config, attention_tensors())
+    scales = attention_tensors(k_scale=None, v_scale=None, q_scale=None)
+    result = soft(tmp_path, config, {**scales, f"{ATTN}.sinks": ("BF16", [8])}, tensor_parallel=degree)
     layer = result.layers[ATTN]
     assert (layer.kind, layer.group, layer.target) == ("attention", "group_1", target)
-    assert isinstance(layer.error, NoSchemeFound) and not any(p.code == "unmatched-target" for p in result.problems)
+    assert (layer.scheme, layer.kernel, layer.error) == ("kv_fp8", "reference/kv_cache", None)
+    assert not any(p.code == "unmatched-target" for p in result.problems)
+
+
+def test_attention_needs_the_scale_of_its_queries(tmp_path: Path) -> None:
+    config = tiny.config(tiny.group(), tiny.group(None, FP8_CACHE, targets=["LlamaAttention"]), ignore=["re:visual.*"])
+    found = error(soft(tmp_path, config, attention_tensors(k_scale=None, v_scale=None)), ATTN)
+    assert isinstance(found, CheckpointError) and found.field == "q_scale"
 
 
 def test_a_pattern_that_hits_the_projections_too_does_not_mean_attention(tmp_path: Path) -> None:

@@ -156,6 +156,8 @@ KERNELS = (
            deviations=("inputs stay unquantized",)),
     Kernel("reference", "linear", Needs(device={"cpu", "cuda"}, weights=Args(num_bits={2, 3, 4, 5, 6, 7, 8})), "a:B",
            slow=True),
+    Kernel("reference/embedding", "embedding", Needs(), "a:B", slow=True),
+    Kernel("reference/kv_cache", "kv_cache", Needs(), "a:B", slow=True),
 )  # fmt: skip
 
 
