@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -16,25 +16,11 @@ from .lazy import load_target
 from .plugins import Collected, PluginStatus, Source, collect, installed_plugins
 from .rules import Rule, builtin_rules
 from .scheme import Scheme
-from .table import Decision, RuleCandidate, RuleTable, find_cycle, shared_layer
+from .settlement import DISABLING, RegistryProblem, settle
+from .table import Decision, RuleCandidate, RuleTable
 
 OWN = "quantdispatch"
 BUILTIN_KERNELS = ("quantdispatch.backends.cpu:kernels", "quantdispatch.backends.reference:kernels")
-
-
-@dataclass(frozen=True)
-class RegistryProblem:
-    """Something wrong among the plugins; the affected rules or kernels are out, everything else stands."""
-
-    code: str
-    message: str
-    distributions: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return self.message
-
-    def to_json(self) -> dict[str, Any]:
-        return {"code": self.code, "message": self.message, "distributions": list(self.distributions)}
 
 
 class Registry:
@@ -116,7 +102,7 @@ def build(sources: Iterable[Source] = ()) -> Registry:
     own = [replace(rule, distribution=OWN, version=__version__) for rule in builtin_rules()]
     kernels = [replace(k, distribution=OWN) for target in BUILTIN_KERNELS for k in load_target(target)()]
     collected = sorted((collect(s) for s in sources), key=lambda c: (c.status.distribution, c.status.name))
-    rules, problems = _settle(own, [rule for plugin in collected for rule in plugin.rules])
+    rules, problems = settle(own, [rule for plugin in collected for rule in plugin.rules])
     kernels, clashes = _settle_kernels(kernels, [k for plugin in collected for k in plugin.kernels])
     problems += clashes
     problems += [
@@ -124,71 +110,15 @@ def build(sources: Iterable[Source] = ()) -> Registry:
         for c in collected
         if c.status.state == "broken"
     ]
-    conflicting = {d for p in problems if p.code != "broken-plugin" for d in p.distributions} - {OWN}
+    conflicting = {d for p in problems if p.code in DISABLING for d in p.distributions} - {OWN}
     for plugin in collected:
         if plugin.status.state == "ok" and plugin.status.distribution in conflicting:
-            text = "; ".join(p.message for p in problems if plugin.status.distribution in p.distributions)
+            mine = [p for p in problems if p.code in DISABLING and plugin.status.distribution in p.distributions]
+            text = "; ".join(p.message for p in mine)
             plugin.status = replace(plugin.status, state="conflict", error=text)
     declared = {b.name: b.rank for plugin in collected for b in plugin.backends if b.name not in BACKEND_RANKS}
     # Built-in rules among themselves are checked by the tests and by `rules --check`; a process need not do it again.
     return Registry(RuleTable(rules), kernels, collected, problems, {**declared, **BACKEND_RANKS})
-
-
-def _settle(own: list[Rule], foreign: list[Rule]) -> tuple[list[Rule], list[RegistryProblem]]:
-    """Built-in rules and those of plugins that can live together, and why the others are out."""
-    problems: list[RegistryProblem] = []
-    out: set[int] = set()
-    own_names = {r.name for r in own}
-
-    def drop(code: str, message: str, *rules: Rule) -> None:
-        problems.append(RegistryProblem(code, message, tuple(sorted({r.distribution for r in rules}))))
-        out.update(id(r) for r in rules)
-
-    for rule in foreign:
-        namesakes = [r for r in foreign if r.name == rule.name]
-        if rule.name in own_names:
-            drop("name-clash", f"rule {rule.name} of {rule.distribution} has the name of a built-in rule", rule)
-        elif len(namesakes) > 1 and id(rule) not in out:
-            places = ", ".join(f"{r.distribution} ({r.source})" for r in namesakes)
-            drop("name-clash", f"rule {rule.name} is registered by {places}: all of them are disabled", *namesakes)
-    names = own_names | {r.name for r in foreign if id(r) not in out}
-    for rule in [r for r in foreign if id(r) not in out]:
-        missing = [name for name in rule.overrides if name not in names]
-        if missing:
-            drop(
-                "unknown-override",
-                f"rule {rule.name} of {rule.distribution} overrides unknown {', '.join(missing)}",
-                rule,
-            )
-    while cycle := find_cycle({r.name: r.overrides for r in foreign if id(r) not in out}):
-        members = [r for r in foreign if r.name in cycle]
-        homes = {r.name: f"{r.name} ({r.distribution})" for r in members}
-        drop(
-            "override-cycle", f"overrides form a cycle: {' -> '.join(homes[n] for n in cycle)}: all disabled", *members
-        )
-    _drop_overlaps(own, foreign, out, problems, drop)
-    return own + [r for r in foreign if id(r) not in out], problems
-
-
-def _drop_overlaps(own: list[Rule], foreign: list[Rule], out: set[int], problems: Any, drop: Any) -> None:
-    # every pair is looked at before any is dropped, so the outcome does not depend on an order
-    found = []
-    alive = [r for r in foreign if id(r) not in out]
-    for index, rule in enumerate(alive):
-        for other in [*own, *alive[index + 1 :]]:
-            if other.name in rule.overrides or rule.name in other.overrides:
-                continue
-            layer = shared_layer(rule, other)
-            if layer is not None:
-                found.append((rule, other, layer))
-    for rule, other, layer in found:
-        sides = ", ".join(f"{s} {a.describe()}" for s in ("weights", "inputs") if (a := getattr(layer, s)) is not None)
-        both = (
-            f"{rule.name} ({rule.distribution}, {rule.source}) and {other.name} ({other.distribution}, {other.source})"
-        )
-        losers = (rule,) if other in own else (rule, other)
-        verb = f"{rule.name} is disabled" if len(losers) == 1 else "both are disabled"
-        drop("overlap", f"rules {both} both match {layer.kind}, format {layer.format}, {sides}: {verb}", *losers)
 
 
 def _settle_kernels(own: list[Kernel], foreign: list[Kernel]) -> tuple[list[Kernel], list[RegistryProblem]]:

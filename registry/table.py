@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .domains import Domain
 from .errors import PluginError
 from .facts import LayerFacts
-from .legal import witness
-from .predicates import Box, Mismatch
+from .predicates import Mismatch
 from .rules.rule import Rule
 from .values import ABSENT
+
+if TYPE_CHECKING:
+    from .analysis.conflicts import Overlap
 
 
 @dataclass(frozen=True)
@@ -48,25 +50,6 @@ class Decision:
 
     rule: Rule | None
     trace: tuple[RuleCandidate, ...]
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Two rules that match one legal layer without saying who wins."""
-
-    first: Rule
-    second: Rule
-    witness: LayerFacts
-
-    def __str__(self) -> str:
-        names = " and ".join(f"{r.name} ({r.distribution or 'unknown'}, {r.source})" for r in (self.first, self.second))
-        args = self.witness
-        sides = ", ".join(
-            f"{side} {getattr(args, side).describe()}"
-            for side in ("weights", "inputs", "outputs")
-            if getattr(args, side)
-        )
-        return f"{names} both match {args.kind}, format {args.format}, {sides or 'nothing quantized'}"
 
 
 class RuleTable:
@@ -126,7 +109,7 @@ class RuleTable:
         matching = {self.rules[index].name for index in self._matching(facts.flat)}
         winners = [name for name in sorted(matching) if not self._beaten_by[name] & matching]
         if len(winners) > 1:
-            # the overlap analysis gave up on this pair (see legal.witness): the decision must not hang on luck
+            # the analysis gave up on these (it has a limit): the decision must not hang on luck
             raise PluginError(f"rules {', '.join(winners)} all match and none overrides the others")
         trace = []
         for rule in self.rules:
@@ -205,26 +188,7 @@ def find_cycle(graph: Mapping[str, Iterable[str]]) -> list[str] | None:
 
 
 def overlaps(rules: Iterable[Rule]) -> list[Overlap]:
-    """Pairs that match one legal layer with different outcomes and no override between them."""
-    ordered = sorted(rules, key=lambda r: r.name)
-    found = []
-    for index, first in enumerate(ordered):
-        for second in ordered[index + 1 :]:
-            if second.name in first.overrides or first.name in second.overrides:
-                continue
-            facts = shared_layer(first, second)
-            if facts is not None:
-                found.append(Overlap(first, second, facts))
-    return found
+    """Pairs of rules, of distinct names, that match one legal layer where nothing says who wins."""
+    from .analysis.conflicts import conflicts  # only plugins and checks need it: not at every start
 
-
-def shared_layer(first: Rule, second: Rule) -> LayerFacts | None:
-    """A legal layer that both rules match, or ``None``."""
-    for one in first.predicate.boxes:
-        for other in second.predicate.boxes:
-            both: Box = one & other
-            if not both.empty:
-                facts = witness(both)
-                if facts is not None:
-                    return facts
-    return None
+    return list(conflicts(list(rules)).overlaps)

@@ -65,7 +65,7 @@ class Judge:
 
     def witness(self, spot: Spot) -> LayerFacts | None:
         """A layer in a spot, checked against every rule; ``None`` should one of them see it otherwise."""
-        values = dict(spot.cell.path)
+        values = spot.cell.values
         plain = {n: v for n, v in values.items() if not n.endswith(".zp_dtype")}
         for tried in ({**plain, **{n: None for n in values if n not in plain and values[n] is not ABSENT}}, values):
             facts = layer({**values, **tried})

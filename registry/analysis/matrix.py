@@ -66,11 +66,16 @@ class Cell:
 
     mask: int
     count: int
-    path: tuple[tuple[str, Any], ...]
+    path: _Path
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The flat facts of that layer, but for derived ones."""
+        return _flat(self.path)
 
     @cached_property
     def facts(self) -> LayerFacts:
-        return layer(dict(self.path))
+        return layer(self.values)
 
 
 def layer(values: dict[str, Any]) -> LayerFacts:
@@ -108,7 +113,8 @@ class Matrix:
                 tests[wanted] = tests.get(wanted, 0) | 1 << bit
         self._columns = columns({name: tests.keys() for name, tests in self._tests.items()}, universe)
         self._admitted: dict[tuple[str, type, Any], int] = {}
-        self._alternatives: dict[Box, list[tuple[str, list[Value]]]] = {}
+        #: by identity: the universe's boxes are few, and long to hash
+        self._alternatives: dict[int, list[tuple[str, list[Value]]]] = {}
         self._regions = [self._compile(region) for region in universe.regions]
         #: boxes that look at each derived fact
         self._derived = {name: sum(self._tests[name].values()) for name in self._tests if name not in _PLAIN}
@@ -133,14 +139,14 @@ class Matrix:
         rows = self._rows(keep)
         keyed = self._keyed(rows)
         found: dict[int, Cell] = {}
-        sides: dict[Box, _States] = {}
+        sides: dict[int, _States] = {}
         for region in self._regions:
             for state, (count, path) in self._sweep(region, rows, keep, keyed, sides, fuel).items():
                 known = found.get(state[0])
                 if known is not None:
                     found[state[0]] = Cell(known.mask, known.count + count, known.path)
                 else:
-                    found[state[0]] = Cell(state[0], count, _flat(path))
+                    found[state[0]] = Cell(state[0], count, path)
         return list(found.values())
 
     def match(self, facts: LayerFacts, rows: int | None = None) -> int:
@@ -154,14 +160,16 @@ class Matrix:
     # ---------------------------------------------------------------------------------------------- compiled columns
 
     def _compile(self, region: Region) -> _Compiled:
-        kinds = self._classes("kind", [v for v in self._columns["kind"] if v in region.kinds])
-        formats = self._classes("format", [v for v in self._columns["format"] if v in region.formats])
-        sides = [(side, getattr(region, side)) for side in SIDES]
-        for side, boxes in sides:
-            for box in boxes:
-                if box not in self._alternatives:
-                    self._alternatives[box] = self._alternative(side, box)
-        return _Compiled([("kind", kinds), ("format", formats)], [boxes for _, boxes in sides])
+        own = []
+        for name, admitted in (("kind", region.kinds), ("format", region.formats)):
+            own.append((name, self._classes(name, [v for v in self._columns[name] if v in admitted])))
+        sides = []
+        for side in SIDES:
+            for box in getattr(region, side):
+                if id(box) not in self._alternatives:
+                    self._alternatives[id(box)] = self._alternative(side, box)
+            sides.append([id(box) for box in getattr(region, side) if self._alternatives[id(box)]])
+        return _Compiled(own, sides)
 
     def _alternative(self, side: str, box: Box) -> list[tuple[str, list[Value]]]:
         present = PRESENT in box.domains[side]
@@ -169,6 +177,8 @@ class Matrix:
         for field in _ORDER:
             name = f"{side}.{field}"
             values = [v for v in self._columns[name] if v in box.domains[name]] if present else [ABSENT]
+            if not values:
+                return []
             compiled.append((name, self._classes(name, values)))
         return compiled
 
@@ -188,7 +198,7 @@ class Matrix:
     def _rows(self, keep: int) -> int:
         """The boxes that may match where one of ``keep`` does: those that share a value with it in each column."""
         rows = 0
-        shared: dict[Box, int] = {}
+        shared: dict[int, int] = {}
         for region in self._regions:
             near = _near(region.own, self.all, keep)
             for boxes in region.sides:
@@ -207,7 +217,7 @@ class Matrix:
         return frozenset(n for fact, boxes in self._derived.items() if boxes & rows for n in DERIVED.get(fact, ()))
 
     def _sweep(
-        self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[Box, _States], fuel: Fuel
+        self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[int, _States], fuel: Fuel
     ) -> _States:
         states: _States = {(rows, ()): (1, ())}
         for name, classes in region.own:
@@ -225,7 +235,7 @@ class Matrix:
             states = _join(states, table, keep, fuel)
         return self._settle(states, rows, keep) if keyed else states
 
-    def _side(self, box: Box, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> _States:
+    def _side(self, box: int, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> _States:
         states: _States = {(rows, ()): (1, ())}
         for name, classes in self._alternatives[box]:
             states = _fold(states, name, classes, rows, keep, name in keyed, fuel)
@@ -240,7 +250,7 @@ class Matrix:
         for (mask, keys), (count, path) in states.items():
             admitted = known.get(keys)
             if admitted is None:
-                flat = layer(dict(_flat(path))).flat
+                flat = layer(_flat(path)).flat
                 admitted = rows
                 for fact in self._derived:
                     admitted &= self.admitted(fact, flat[fact])
@@ -257,7 +267,8 @@ _PLAIN = LAYER_FIELDS - frozenset(DERIVED)
 
 class _Compiled(NamedTuple):
     own: list[tuple[str, list[Value]]]
-    sides: list[tuple[Box, ...]]
+    #: the alternatives of each side
+    sides: list[list[int]]
 
 
 def _near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> int:
@@ -327,10 +338,13 @@ def _join(states: _States, table: _States, keep: int, fuel: Fuel) -> _States:
     return met
 
 
-def _flat(path: _Path) -> tuple[tuple[str, Any], ...]:
-    """``(earlier, name, value)`` and ``(earlier, earlier)`` as pairs."""
-    if not path:
-        return ()
-    if len(path) == 3:
-        return (*_flat(path[0]), (path[1], path[2]))
-    return (*_flat(path[0]), *_flat(path[1]))
+def _flat(path: _Path) -> dict[str, Any]:
+    """``(earlier, name, value)`` and ``(earlier, earlier)`` as a mapping."""
+    values: dict[str, Any] = {}
+    todo = [path]
+    while todo:
+        path = todo.pop()
+        if len(path) == 3:
+            values[path[1]] = path[2]
+        todo += path[:1] if len(path) == 3 else path
+    return values

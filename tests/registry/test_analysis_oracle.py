@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from pydantic import ValidationError
 from quantdispatch import Absent, Args, Rule, When
 from quantdispatch.registry.analysis import Finding, check_rules
 from quantdispatch.registry.args import QuantArgs
-from quantdispatch.registry.domains import at_least, at_most, not_in
+from quantdispatch.registry.domains import Domain, at_least, at_most, not_in
 from quantdispatch.registry.facts import LayerFacts
 from quantdispatch.registry.legal import LEGAL
 from quantdispatch.registry.rules.supported import Supported
@@ -50,6 +51,7 @@ def every_layer() -> list[LayerFacts]:
 
 
 LAYERS = every_layer()
+ALL = frozenset(range(len(LAYERS)))
 SMALL = LEGAL.restricted(
     {
         "kind": KINDS,
@@ -110,19 +112,26 @@ def random_table(rng: random.Random) -> list[Rule]:
     return rules
 
 
+@functools.cache
+def where(name: str, wanted: Domain) -> frozenset[int]:
+    """The layers whose field ``name`` has a wanted value."""
+    return frozenset(i for i, x in enumerate(LAYERS) if x.flat[name] in wanted)
+
+
 class Oracle:
     """Answers by trying every layer."""
 
     def __init__(self, rules: Sequence[Rule]) -> None:
         self.rules = {r.name: r for r in rules}
         self.boxes = {
-            r.name: [{i for i, x in enumerate(LAYERS) if box.test(x.flat).status == "yes"} for box in r.predicate.boxes]
+            r.name: [set(ALL.intersection(*(where(*field) for field in box.fields))) for box in r.predicate.boxes]
             for r in rules
         }
         self.region = {name: set().union(*boxes) for name, boxes in self.boxes.items()}
+        self._matching = [frozenset(n for n, region in self.region.items() if i in region) for i in range(len(LAYERS))]
 
     def matching(self, layer: int) -> frozenset[str]:
-        return frozenset(name for name, region in self.region.items() if layer in region)
+        return self._matching[layer]
 
     def winners(self, matching: frozenset[str]) -> frozenset[str]:
         return frozenset(n for n in matching if not any(n in self.rules[m].overrides for m in matching))
@@ -171,7 +180,9 @@ class Oracle:
         }
 
     def gap(self, region: Supported) -> set[int]:
-        inside = {i for i, x in enumerate(LAYERS) if region.predicate.test(x.flat).status == "yes"}
+        inside = {
+            i for box in region.predicate.boxes for i in ALL.intersection(*(where(*field) for field in box.fields))
+        }
         return inside - set().union(*self.region.values())
 
 
@@ -240,6 +251,13 @@ def test_the_small_domain_is_what_it_should_be() -> None:
     assert check_rules([whole], against=(), supported=[region], universe=SMALL, schemes=False) == ()
     (gap,) = check_rules([], against=(), supported=[region], universe=SMALL, schemes=False)
     assert gap.count == len(LAYERS)
+
+
+def test_the_oracle_sees_what_rules_see() -> None:
+    rng = random.Random("rules")
+    for rule in (rule for _ in range(20) for rule in random_table(rng)):
+        tested = {i for i, x in enumerate(LAYERS) if rule.predicate.test(x.flat).status == "yes"}
+        assert Oracle([rule]).region[rule.name] == tested
 
 
 @pytest.mark.parametrize("part", range(PARTS))

@@ -43,7 +43,9 @@ def source(name: str, *rules: Rule, kernels: tuple[Kernel, ...] = (), load: Any 
 
 
 def moe_rule(name: str = "asym-moe", overrides: tuple[str, ...] = (), kind: str = "moe", **args: Any) -> Rule:
-    return Rule(name, When(kind=kind, weights=Args(**args), inputs=Absent), SCHEME, overrides=overrides)
+    """Asymmetric int weights, which no built-in rule has for routed experts; ``args`` say it otherwise."""
+    weights = Args(**{"type": "int", "symmetric": False, **args})
+    return Rule(name, When(kind=kind, weights=weights, inputs=Absent), SCHEME, overrides=overrides)
 
 
 def name_of(registry: Registry, facts: LayerFacts) -> str | None:
@@ -127,18 +129,18 @@ CONFLICTS: dict[str, tuple[list[Source], str, list[str]]] = {
 @pytest.mark.parametrize("turn", [1, -1])
 def test_conflicts_disable_the_conflicting_rules_only(case: str, turn: int) -> None:
     sources, code, blamed = CONFLICTS[case]
-    registry = build([*sources, source("bystander", moe_rule("by", kind="embedding"))][::turn])
+    registry = build([*sources, source("bystander", moe_rule("by", kind="embedding", num_bits=9))][::turn])
     assert {p.code for p in registry.problems} == {code}
     assert [p.name for p in registry.plugins if p.state == "conflict"] == blamed
     assert name_of(registry, MOE4) is None
     assert name_of(registry, W4) == "wNa16_int"
-    assert name_of(registry, LayerFacts("embedding", None, QuantArgs(num_bits=4))) == "by"
+    assert name_of(registry, LayerFacts("embedding", None, QuantArgs(num_bits=9, symmetric=False))) == "by"
     for problem in registry.problems:
         assert all(f"dist-{name}" in str(problem) for name in blamed)
 
 
 def test_a_plugin_may_override_a_built_in_rule_by_name() -> None:
-    registry = build([source("a", moe_rule("mine", ("wNa16_int", "wNa16_int-unpacked"), kind="linear", num_bits=4))])
+    registry = build([source("a", moe_rule("mine", ("wNa16_int", "wNa16_int-unpacked"), kind="linear", num_bits=4, symmetric=True))])
     assert registry.problems == ()
     assert name_of(registry, W4) == "mine"
     assert name_of(registry, LayerFacts("linear", "pack-quantized", QuantArgs(group_size=64))) == "wNa16_int"

@@ -136,7 +136,8 @@ def test_open_facts_are_absent_when_nobody_states_them() -> None:
         (When(weights=Args(strategy="block", block_structure=None)), False),
         (When(weights=Args(dynamic="local", strategy="group", group_size=16)), False),
         (When(weights=Absent, inputs=Absent), True),
-        (When(kind={"moe"}, inputs=Args(strategy="block")), True),
+        (When(kind={"moe"}, inputs=Args(strategy="group")), True),
+        (When(kind={"moe"}, inputs=Args(strategy="block")), False),
     ],
 )
 def test_witnesses_are_legal(predicate: When, exists: bool) -> None:
