@@ -32,11 +32,10 @@ class KVFp8Numerics:
         parts = SPELLINGS if "q_scale" in tensors else self.scheme.parts
         scales = {f"{part}_scale": self._scale(tensors, part, name) for part in parts}
         for local, tensor in tensors.items():
-            if local.endswith("zero_point") and bool((tensor.to(torch.float32) != 0).any()):
+            if local.endswith("zero_point") and (stray := _not_zero(tensor)) is not None:
                 raise CheckpointError(
-                    "a symmetric cache has a zero point", layer=name, field=local, required="zeros",
-                    observed=float(tensor.to(torch.float32).flatten()[tensor.flatten().nonzero()[0, 0]]),
-                )  # fmt: skip
+                    "a symmetric cache has a zero point", layer=name, field=local, observed=stray, required="zeros"
+                )
         return Operands(codes=None, scale=None, extra=extras(tensors, _SCALES), **scales)
 
     def stored(self, operands: Operands, shape: LayerShape | None) -> dict[str, Any]:
@@ -58,6 +57,12 @@ class KVFp8Numerics:
         local = spelling(part, tensors, name)
         by_head = self.scheme.args.strategy == "attn_head"
         return take_scale(tensors, local, name, (tensors[local].numel(), 1, 1) if by_head else (1,))
+
+
+def _not_zero(zero_point: Tensor) -> float | None:
+    wide = zero_point.to(torch.float32)
+    found = wide[wide != 0]
+    return float(found[0]) if found.numel() else None
 
 
 def _scale_of(operands: Operands, part: str) -> Tensor:
