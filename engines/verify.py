@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 
-from ..numerics.activations import expand_groups, quantize_fp8, quantize_int
+from ..numerics.activations import quantize_outputs, seen_inputs
 from ..registry.args import QuantArgs
+from ..registry.lazy import load_target
 from ..registry.operands import Operands
 from ..registry.plan import Resolution, plan
 from .loading import local_folder, require_tensors, torch_device
@@ -79,10 +80,12 @@ def _row(
     operands = module.operands()
     weight, equal, note = _reference_weight(layer, stored, module)
     x = torch.randn(ROWS, layer.shape.k, generator=generator).to(device, dtype)
-    seen = x.double() if _ignores_inputs(module.kernel.deviations) else quantized_inputs(x, layer.inputs, operands)
+    seen = x.double() if _ignores_inputs(module.kernel.deviations) else quantized_inputs(x, layer, operands)
     truth = seen @ weight.to(device).double().T
     if operands.bias is not None:
         truth += operands.bias.double()
+    if layer.outputs is not None:
+        truth = quantize_outputs(truth, layer.outputs, operands.output_scale, operands.output_zero_point)
     difference = module(x).double() - truth
     return Row(
         name=layer.name,
@@ -96,18 +99,18 @@ def _row(
     )
 
 
-def quantized_inputs(x: torch.Tensor, args: QuantArgs | None, operands: Operands) -> torch.Tensor:
-    """x as the scheme's formula quantizes and dequantizes it, in float64; x itself where inputs stay unquantized."""
-    if args is None:
-        return x.double()
-    if args.type == "int":
-        codes, scale, zero = quantize_int(x, args, operands.input_scale, operands.input_zero_point)
-        centered = codes.double() if zero is None else codes.double() - zero.double()
-        return centered * scale.double()
-    codes, scale = quantize_fp8(x, args, operands.input_scale)
-    if args.strategy == "group" and args.group_size:
-        scale = expand_groups(scale, args.group_size, x.shape[-1])
-    return codes.double() * scale.double()
+def quantized_inputs(x: torch.Tensor, layer: Resolution, operands: Operands) -> torch.Tensor:
+    """x as the scheme quantizes and dequantizes it, in float64; x itself where inputs stay unquantized.
+
+    A scheme whose inputs are no plain integers or fp8 says so itself: its numerics have ``quantized_inputs``.
+    """
+    assert layer.scheme_object is not None
+    numerics = load_target(layer.scheme_object.numerics)(layer.scheme_object.layer)
+    if hasattr(numerics, "quantized_inputs"):
+        own: torch.Tensor = numerics.quantized_inputs(x, operands)
+        return own.double()
+    seen, factor = seen_inputs(x, layer.inputs, operands.input_scale, operands.input_zero_point, torch.float64)
+    return seen if factor is None else seen * factor.double()
 
 
 def _reference_weight(
@@ -138,11 +141,24 @@ def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[t
             input_activations=_foreign(QuantizationArgs, layer.inputs),
         )
         compressor = BaseCompressor.get_value_from_registry(layer.format)
-        weight: torch.Tensor = compressor.decompress(dict(stored), scheme)["weight"]
+        weight: torch.Tensor = compressor.decompress(_as_written(layer, stored), scheme)["weight"]
     except Exception as error:  # it refuses in many ways what it no longer reads; the row says so
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:120]}"
         return None, f"compressed-tensors cannot decompress it: {reason}"
     return weight, ""
+
+
+def _as_written(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The same bytes under the dtypes that compressed-tensors itself writes: it reads values where others have bits."""
+    tensors = dict(stored)
+    scale = tensors.get("weight_scale")
+    if scale is not None and scale.dtype == torch.float8_e8m0fnu:
+        tensors["weight_scale"] = scale.view(torch.uint8)
+    elif scale is not None and scale.dtype == torch.uint8 and layer.format == "nvfp4-pack-quantized":
+        tensors["weight_scale"] = scale.view(torch.float8_e4m3fn)
+    if "weight_global_scale" in tensors:
+        tensors["weight_global_scale"] = tensors["weight_global_scale"].reshape(1)
+    return tensors
 
 
 def _reads_padded() -> bool:
