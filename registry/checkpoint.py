@@ -17,7 +17,9 @@ from typing import Any
 
 from .config_json import parse_json_file
 from .errors import ConfigError, UnreadableCheckpointError
-from .headers import TensorEntry, read_header, unreadable
+from .header_scan import scan_weight_map
+from .headers import read_header, unreadable
+from .stored_tensors import Header, TensorTable
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"
@@ -34,7 +36,7 @@ class Checkpoint:
 
     path: str
     config: Mapping[str, Any]
-    tensors: Mapping[str, TensorEntry]
+    tensors: TensorTable
     shards: tuple[str, ...]
     notes: tuple[str, ...] = field(default=())
 
@@ -48,7 +50,8 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
     path = Path(folder)
     names = list_folder(path)
     config = read_config(path / CONFIG)
-    found = _open_files(path, names, config)
+    with collector_paused():
+        found = _open_files(path, names, config)
     if not found.tensors:
         raise UnreadableCheckpointError(
             f"{path} has safetensors files without a single tensor", remedy="download or write the weights again"
@@ -61,24 +64,42 @@ def _open_files(path: Path, names: Sequence[str], config: Mapping[str, Any]) -> 
         note = (f"{INDEX} is not used: {SINGLE} comes first",) if INDEX in names else ()
         return assemble(str(path), config, [read_header(str(path / SINGLE))], (SINGLE,), notes=note)
     if INDEX in names:
-        weight_map = parse_index(_read_json(path / INDEX, INDEX), str(path / INDEX))
-        shards = tuple(sorted(set(weight_map.values())))
-        for shard in shards:
-            if shard not in names:
-                raise missing_shard(str(path), shard, weight_map)
-        headers = _read_headers(path, shards)
-        unused = sorted(n for n in names if n.endswith(".safetensors") and n not in shards)
-        notes = (f"not in {INDEX} and not read: {', '.join(unused)}",) if unused else ()
-        return assemble(str(path), config, headers, shards, weight_map, notes)
+        return _open_indexed(path, names, config)
     shards = tuple(sorted(name for name in names if name.endswith(".safetensors")))
     if not shards:
         raise no_weights(str(path), names)
-    return assemble(str(path), config, _read_headers(path, shards), shards)
+    return assemble(str(path), config, [read_header(str(path / shard)) for shard in shards], shards)
 
 
-def _read_headers(path: Path, shards: Sequence[str]) -> list[list[TensorEntry]]:
-    with collector_paused():
-        return [read_header(str(path / shard)) for shard in shards]
+def _open_indexed(path: Path, names: Sequence[str], config: Mapping[str, Any]) -> Checkpoint:
+    try:
+        text = (path / INDEX).read_bytes()
+    except OSError as error:
+        raise unreadable(path / INDEX, error) from None
+    listed = scan_weight_map(text) or {}
+    if listed and all(_is_shard(shard) and shard in names for shard in listed):
+        shards = tuple(sorted(listed))
+        headers = [read_header(str(path / shard)) for shard in shards]
+        if all(_holds(header, listed[shard]) for shard, header in zip(shards, headers, strict=True)):
+            return assemble(str(path), config, headers, shards, notes=_unused(names, shards))
+    # something does not fit: what it is, the index as a whole tells
+    weight_map = parse_index(parse_json(text, INDEX), str(path / INDEX))
+    shards = tuple(sorted(set(weight_map.values())))
+    for shard in shards:
+        if shard not in names:
+            raise missing_shard(str(path), shard, weight_map)
+    headers = [read_header(str(path / shard)) for shard in shards]
+    return assemble(str(path), config, headers, shards, weight_map, _unused(names, shards))
+
+
+def _holds(header: Header, listed: Sequence[str]) -> bool:
+    """Does the file hold the tensors that an index lists for it, and no others?"""
+    return len(header) == len(listed) and set(header.names) == set(listed)
+
+
+def _unused(names: Sequence[str], shards: Sequence[str]) -> tuple[str, ...]:
+    unused = sorted(n for n in names if n.endswith(".safetensors") and n not in shards)
+    return (f"not in {INDEX} and not read: {', '.join(unused)}",) if unused else ()
 
 
 @contextmanager
@@ -118,14 +139,6 @@ def read_config(path: Path) -> Mapping[str, Any]:
     return parse_json_file(path)
 
 
-def _read_json(path: Path, name: str) -> Any:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise unreadable(path, error) from None
-    return parse_json(text, name)
-
-
 def parse_json(text: bytes, name: str) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
@@ -146,7 +159,7 @@ def parse_index(index: Any, file: str) -> dict[str, str]:
         shards = set(weight_map.values())
     except TypeError:  # something that is not even hashable, let alone a name
         shards = {""}
-    bad = {s for s in shards if not (isinstance(s, str) and s.endswith(".safetensors") and s == os.path.basename(s))}
+    bad = {shard for shard in shards if not _is_shard(shard)}
     if bad:
         tensor, shard = next((t, s) for t, s in weight_map.items() if not isinstance(s, str) or s in bad)
         raise UnreadableCheckpointError(
@@ -156,36 +169,37 @@ def parse_index(index: Any, file: str) -> dict[str, str]:
     return weight_map
 
 
+def _is_shard(name: Any) -> bool:
+    return isinstance(name, str) and name.endswith(".safetensors") and name == os.path.basename(name)
+
+
 def assemble(
     path: str,
     config: Mapping[str, Any],
-    headers: Sequence[Sequence[TensorEntry]],
+    headers: Sequence[Header],
     shards: tuple[str, ...],
     weight_map: Mapping[str, str] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Checkpoint:
     """Merge the shards' headers and compare them with the index, if there is one."""
-    tensors: dict[str, TensorEntry] = {}
-    for header in headers:
-        before = len(tensors)
-        tensors.update({entry.name: entry for entry in header})
-        if len(tensors) - before != len(header):
-            raise _duplicate(headers)
+    tensors = TensorTable(headers)
+    if tensors.repeated:
+        raise _duplicate(headers)
     if weight_map is not None:
         notes = (*notes, *_compare_index(tensors, headers, shards, weight_map, path))
     return Checkpoint(path, config, tensors, shards, notes)
 
 
-def _duplicate(headers: Sequence[Sequence[TensorEntry]]) -> UnreadableCheckpointError:
+def _duplicate(headers: Sequence[Header]) -> UnreadableCheckpointError:
     seen: dict[str, str] = {}
     names = []
     files: tuple[str, str] = ("", "")
     for header in headers:
-        for entry in header:
-            if entry.name in seen:
-                names.append(entry.name)
-                files = (os.path.basename(seen[entry.name]), os.path.basename(entry.file))
-            seen[entry.name] = entry.file
+        for name in header.names:
+            if name in seen:
+                names.append(name)
+                files = (os.path.basename(seen[name]), os.path.basename(header.file))
+            seen[name] = header.file
     return UnreadableCheckpointError(
         f"{_listed(names)} stored in two files, {files[0]} and {files[1]}", field=names[0],
         remedy="remove the file that does not belong to the checkpoint, or add an index that lists its shards",
@@ -193,15 +207,15 @@ def _duplicate(headers: Sequence[Sequence[TensorEntry]]) -> UnreadableCheckpoint
 
 
 def _compare_index(
-    tensors: Mapping[str, TensorEntry],
-    headers: Sequence[Sequence[TensorEntry]],
+    tensors: TensorTable,
+    headers: Sequence[Header],
     shards: tuple[str, ...],
     weight_map: Mapping[str, str],
     path: str,
 ) -> tuple[str, ...]:
     extra: list[str] = []
     for shard, header in zip(shards, headers, strict=True):
-        odd = [entry.name for entry in header if weight_map.get(entry.name) != shard]
+        odd = [name for name in header.names if weight_map.get(name) != shard]
         for name in odd:
             if name in weight_map:
                 raise UnreadableCheckpointError(

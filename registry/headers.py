@@ -11,10 +11,13 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from .errors import UnreadableCheckpointError
+from .header_scan import scan_header
+from .stored_tensors import DOWNLOAD_AGAIN, Header, TensorKind
+from .stored_tensors import TensorEntry as TensorEntry  # what a header is made of
+from .stored_tensors import unreadable as unreadable
 
 #: the limit that the safetensors library itself applies
 MAX_HEADER_BYTES = 100_000_000
@@ -27,65 +30,18 @@ DTYPE_BITS: Mapping[str, int] = {
     **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
     "F4": 4,
 }
-_DOWNLOAD_AGAIN = "download or write the file again"
 
 
-class TensorEntry:
-    """One tensor of a header. ``start`` and ``end`` are byte positions in ``file``.
+class _Row(NamedTuple):
+    """One tensor's place, sortable by it. Offsets are relative to the data."""
 
-    A checkpoint may have hundreds of thousands, hence slots. ``file`` is a path, or a URL where only headers are.
-    """
-
-    __slots__ = ("dtype", "end", "file", "local", "name", "shape", "start")
-
-    def __init__(
-        self, name: str, dtype: str, shape: tuple[int, ...], file: str, start: int, end: int, local: bool
-    ) -> None:
-        self.name = name
-        self.dtype = dtype
-        self.shape = shape
-        self.file = file
-        self.start = start
-        self.end = end
-        self.local = local
-
-    @property
-    def nbytes(self) -> int:
-        return self.end - self.start
-
-    def read(self) -> bytes | None:
-        """The raw little-endian bytes, or ``None`` where only headers are at hand (a hub id).
-
-        Raises ``UnreadableCheckpointError`` when the file is gone or has become shorter.
-        """
-        if not self.local:
-            return None
-        try:
-            with open(self.file, "rb") as stream:
-                stream.seek(self.start)
-                data = stream.read(self.nbytes)
-        except OSError as error:
-            raise unreadable(self.file, error) from None
-        if len(data) != self.nbytes:
-            raise UnreadableCheckpointError(
-                f"{self.file} ends inside tensor {self.name}", field=self.name, observed=f"{len(data)} bytes",
-                required=f"{self.nbytes} bytes", remedy=_DOWNLOAD_AGAIN,
-            )  # fmt: skip
-        return data
-
-    def __repr__(self) -> str:
-        return f"TensorEntry({self.name!r}, {self.dtype}, {list(self.shape)}, {os.path.basename(self.file)})"
+    start: int
+    end: int
+    name: str
+    kind: TensorKind
 
 
-def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableCheckpointError:
-    """An operating system's refusal as an error of ours."""
-    reason = error.strerror or type(error).__name__
-    return UnreadableCheckpointError(
-        f"cannot read {os.fspath(path)}: {reason}", remedy="check the path and its permissions"
-    )
-
-
-def read_header(path: str) -> list[TensorEntry]:
+def read_header(path: str) -> Header:
     """The tensors of a local file. Raises ``UnreadableCheckpointError`` naming the file and what is wrong."""
     try:
         with open(path, "rb") as stream:
@@ -113,8 +69,22 @@ def header_length(prefix: bytes, size: int | None, file: str) -> int:
     return length
 
 
-def parse_header(text: bytes, size: int | None, file: str, *, local: bool) -> list[TensorEntry]:
+def parse_header(text: bytes, size: int | None, file: str, *, local: bool) -> Header:
     """Check a header's JSON against the size of the file and give its tensors in the order of their data."""
+    base = 8 + len(text)
+    columns = scan_header(text, _size_or_none)
+    if columns is not None:
+        header = Header(file, *columns, base, local)
+    else:
+        rows = _parse_rows(text, file)
+        _check_gaps(rows, base, file)
+        bounds = [*(row.start for row in rows), rows[-1].end if rows else 0]
+        header = Header(file, [row.name for row in rows], [row.kind for row in rows], bounds, base, local)
+    _check_end(header, size)
+    return header
+
+
+def _parse_rows(text: bytes, file: str) -> list[_Row]:
     try:
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -122,31 +92,24 @@ def parse_header(text: bytes, size: int | None, file: str, *, local: bool) -> li
     if not isinstance(header, dict):
         raise _broken(file, "has a header that is not a JSON object", type(header).__name__, "object")
     header.pop("__metadata__", None)
-    base = 8 + len(text)
-    entries: list[TensorEntry] = []
-    # Few kinds of tensors, many tensors: what a dtype and a shape need in bytes is worked out once. The loop is plain
-    # because a large checkpoint goes round it two hundred thousand times.
-    sizes: dict[tuple[Any, tuple[Any, ...]], int] = {}
-    position, in_order = 0, True
+    rows: list[_Row] = []
+    kinds: dict[Any, TensorKind] = {}
     for name, raw in header.items():
         try:
             dtype, shape = raw["dtype"], tuple(raw["shape"])
             start, end = raw["data_offsets"]
-            nbytes = sizes.get((dtype, shape))
-            if nbytes is None:
-                nbytes = sizes[dtype, shape] = _nbytes(dtype, shape, file, name)
-            fits = type(start) is type(end) is int and end - start == nbytes
+            key = (dtype, shape, *map(type, shape))  # to a look-up, 1 and true are the same
+            kind = kinds.get(key)
+            if kind is None:
+                kind = kinds[key] = TensorKind(dtype, shape, _nbytes(dtype, shape, file, name))
+            fits = type(start) is type(end) is int and end - start == kind.nbytes
         except (KeyError, TypeError, ValueError):
             raise _malformed(file, name, raw) from None
         if not fits or start < 0:
-            raise _bad_offsets(file, name, raw, nbytes)
-        in_order = in_order and start == position
-        position = end
-        entries.append(TensorEntry(name, dtype, shape, file, base + start, base + end, local))
-    if not in_order:
-        entries.sort(key=attrgetter("start", "end"))
-    _check_layout(entries, base, size, file, in_order)
-    return entries
+            raise _bad_offsets(file, name, raw, kind.nbytes)
+        rows.append(_Row(start, end, name, kind))
+    rows.sort(key=lambda row: row[:2])
+    return rows
 
 
 def _nbytes(dtype: Any, shape: tuple[Any, ...], file: str, name: str) -> int:
@@ -163,6 +126,14 @@ def _nbytes(dtype: Any, shape: tuple[Any, ...], file: str, name: str) -> int:
     return total // 8
 
 
+def _size_or_none(dtype: str, shape: tuple[int, ...]) -> int | None:
+    bits = DTYPE_BITS.get(dtype)
+    if bits is None:
+        return None
+    whole, rest = divmod(math.prod(shape) * bits, 8)
+    return None if rest else whole
+
+
 def _malformed(file: str, name: str, raw: Any) -> UnreadableCheckpointError:
     what = f"has a malformed entry for tensor {name}"
     return _broken(file, what, repr(raw), "dtype, shape and data_offsets", name)
@@ -177,30 +148,33 @@ def _bad_offsets(file: str, name: str, raw: Any, nbytes: int) -> UnreadableCheck
     return _broken(file, what, f"{end - start} bytes", f"{raw['dtype']} {raw['shape']} = {nbytes} bytes", name)
 
 
-def _check_layout(entries: list[TensorEntry], base: int, size: int | None, file: str, in_order: bool) -> None:
-    """The data leaves no gap, overlaps nowhere, and ends where the file ends."""
-    if not in_order:
-        position, previous = base, "the header"
-        for entry in entries:
-            if entry.start != position:
-                what = "overlaps" if entry.start < position else "leaves a gap after"
-                raise _broken(
-                    file, f"is inconsistent: tensor {entry.name} {what} {previous}", f"starts at byte {entry.start}",
-                    f"byte {position}", entry.name,
-                )  # fmt: skip
-            position, previous = entry.end, entry.name
-    position = entries[-1].end if entries else base
+def _check_gaps(rows: list[_Row], base: int, file: str) -> None:
+    """The data leaves no gap and overlaps nowhere."""
+    position, previous = 0, "the header"
+    for row in rows:
+        if row.start != position:
+            what = "overlaps" if row.start < position else "leaves a gap after"
+            raise _broken(
+                file, f"is inconsistent: tensor {row.name} {what} {previous}", f"starts at byte {base + row.start}",
+                f"byte {base + position}", row.name,
+            )  # fmt: skip
+        position, previous = row.end, row.name
+
+
+def _check_end(header: Header, size: int | None) -> None:
+    """The data ends where the file ends."""
+    position = header.base + header.bounds[-1]
     if size is not None and position > size:
-        last = next(entry for entry in entries if entry.end > size)
+        last = next(entry for entry in header if entry.end > size)
         raise _broken(
-            file, f"is truncated: the data of tensor {last.name} ends beyond the file", f"{size} bytes",
+            header.file, f"is truncated: the data of tensor {last.name} ends beyond the file", f"{size} bytes",
             f"{position} bytes", last.name,
         )  # fmt: skip
     if size is not None and position < size:
-        raise _broken(file, "has bytes that belong to no tensor", f"{size} bytes", f"{position} bytes")
+        raise _broken(header.file, "has bytes that belong to no tensor", f"{size} bytes", f"{position} bytes")
 
 
 def _broken(file: str, what: str, observed: Any, required: Any, tensor: str | None = None) -> UnreadableCheckpointError:
     return UnreadableCheckpointError(
-        f"{file} {what}", field=tensor, observed=observed, required=required, remedy=_DOWNLOAD_AGAIN
+        f"{file} {what}", field=tensor, observed=observed, required=required, remedy=DOWNLOAD_AGAIN
     )

@@ -29,7 +29,8 @@ from .checkpoint import (  # fmt: skip
     read_config,
 )
 from .errors import ConfigError, QuantDispatchError, UnreadableCheckpointError
-from .headers import TensorEntry, header_length, parse_header
+from .headers import header_length, parse_header
+from .stored_tensors import Header, TensorTable
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?")
 #: most headers are shorter, so that one request a file is enough (what huggingface_hub itself asks for)
@@ -64,7 +65,8 @@ def _open(source: str, repo: str, revision: str | None) -> Checkpoint:
         # What an earlier download left in the cache is a checkpoint folder like any other.
         if has_weights(config_path.parent):
             return open_checkpoint(config_path.parent)
-        return Checkpoint(source, config, {}, (), ("offline: the weights are not in the cache, shapes are unknown",))
+        note = "offline: the weights are not in the cache, shapes are unknown"
+        return Checkpoint(source, config, TensorTable(), (), (note,))
     if SINGLE in files:
         return assemble(source, config, _headers(repo, revision, (SINGLE,)), (SINGLE,))
     if INDEX in files:
@@ -88,7 +90,7 @@ def _files(repo: str, revision: str | None) -> list[str]:
     return sorted(file.rfilename for file in siblings)
 
 
-def _headers(repo: str, revision: str | None, shards: Iterable[str]) -> list[list[TensorEntry]]:
+def _headers(repo: str, revision: str | None, shards: Iterable[str]) -> list[Header]:
     from huggingface_hub import hf_hub_url
 
     urls = [hf_hub_url(repo, shard, revision=revision) for shard in shards]
@@ -98,7 +100,7 @@ def _headers(repo: str, revision: str | None, shards: Iterable[str]) -> list[lis
         return list(pool.map(_remote_header, urls))
 
 
-def _remote_header(url: str) -> list[TensorEntry]:
+def _remote_header(url: str) -> Header:
     data, size = _fetch(url, 0, _FIRST_BYTES)
     length = header_length(data[:8], size, url)
     text = data[8 : 8 + length]

@@ -1,0 +1,304 @@
+"""The tensors of a checkpoint as columns: what a header says of each, without an object for each.
+
+A large checkpoint has hundreds of thousands of tensors of a few dozen kinds. A file's tensors are kept as a list of
+names, a list of (shared) kinds and the bounds of their data; a :class:`TensorEntry` is made when one is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+from .errors import UnreadableCheckpointError
+
+DOWNLOAD_AGAIN = "download or write the file again"
+
+
+class Described(Protocol):
+    """What a header says of a tensor."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorKind:
+    """What tensors of one dtype and shape share; compared by identity. ``value``: the bytes, where a plan goes by them
+    (see :mod:`.modules`)."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int
+    value: bytes | None = None
+
+
+class TensorEntry:
+    """One tensor of a header. ``start`` and ``end`` are byte positions in ``file``.
+
+    ``file`` is a path, or a URL where only headers are.
+    """
+
+    __slots__ = ("dtype", "end", "file", "local", "name", "shape", "start")
+
+    def __init__(
+        self, name: str, dtype: str, shape: tuple[int, ...], file: str, start: int, end: int, local: bool
+    ) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.shape = shape
+        self.file = file
+        self.start = start
+        self.end = end
+        self.local = local
+
+    @property
+    def nbytes(self) -> int:
+        return self.end - self.start
+
+    def read(self) -> bytes | None:
+        """The raw little-endian bytes, or ``None`` where only headers are at hand (a hub id).
+
+        Raises ``UnreadableCheckpointError`` when the file is gone or has become shorter.
+        """
+        if not self.local:
+            return None
+        try:
+            with open(self.file, "rb") as stream:
+                stream.seek(self.start)
+                data = stream.read(self.nbytes)
+        except OSError as error:
+            raise unreadable(self.file, error) from None
+        if len(data) != self.nbytes:
+            raise cut_off(self.file, self.name, len(data), self.nbytes)
+        return data
+
+    def __repr__(self) -> str:
+        return f"TensorEntry({self.name!r}, {self.dtype}, {list(self.shape)}, {os.path.basename(self.file)})"
+
+
+class Header:
+    """The tensors of one file in the order of their data.
+
+    ``names``, ``kinds``: of each. ``bounds``: where each starts, and where the last ends, in bytes from ``base``, where
+    the data begin. ``local``: the data are at hand.
+    """
+
+    __slots__ = ("_entries", "_rows", "base", "bounds", "file", "kinds", "local", "names")
+
+    def __init__(
+        self, file: str, names: list[str], kinds: list[TensorKind], bounds: Sequence[int], base: int, local: bool
+    ) -> None:
+        self.file = file
+        self.names = names
+        self.kinds = kinds
+        self.bounds = bounds
+        self.base = base
+        self.local = local
+        self._rows: dict[str, int] = {}
+        self._entries: dict[int, TensorEntry] = {}
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def __iter__(self) -> Iterator[TensorEntry]:
+        return map(self.entry, range(len(self.names)))
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        if not self._rows:
+            self._rows = {name: row for row, name in enumerate(self.names)}
+        return self.entry(self._rows[name])
+
+    def entry(self, row: int) -> TensorEntry:
+        """The tensor in that row; always the same object."""
+        found = self._entries.get(row)
+        if found is None:
+            kind, start, end = self.kinds[row], self.base + self.bounds[row], self.base + self.bounds[row + 1]
+            found = TensorEntry(self.names[row], kind.dtype, kind.shape, self.file, start, end, self.local)
+            self._entries[row] = found
+        return found
+
+    def read_rows(self, rows: Sequence[int]) -> list[bytes]:
+        """The bytes of small tensors in ascending rows, neighbours in one read.
+
+        Raises ``UnreadableCheckpointError`` when the file is gone or has become shorter.
+        """
+        values: list[bytes] = []
+        bounds = self.bounds
+        try:
+            with open(self.file, "rb", buffering=0) as stream:
+                for first, last in _runs(rows):
+                    start, end = bounds[rows[first]], bounds[rows[last] + 1]
+                    data = read_at(stream.fileno(), self.base + start, end - start)
+                    values += [data[bounds[row] - start : bounds[row + 1] - start] for row in rows[first : last + 1]]
+        except OSError as error:
+            raise unreadable(self.file, error) from None
+        for row, value in zip(rows, values, strict=True):
+            size = bounds[row + 1] - bounds[row]
+            if len(value) != size:
+                raise cut_off(self.file, self.names[row], len(value), size)
+        return values
+
+
+def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """First and last positions of adjacent ``rows``."""
+    first = 0
+    for position, row in enumerate(rows):
+        if position and row != rows[position - 1] + 1:
+            yield first, position - 1
+            first = position
+    if rows:
+        yield first, len(rows) - 1
+
+
+def read_at(descriptor: int, start: int, count: int) -> bytes:
+    """Up to ``count`` bytes of a file from ``start``, in one call of the operating system where it has one for that."""
+    if hasattr(os, "pread"):
+        return os.pread(descriptor, count, start)
+    os.lseek(descriptor, start, os.SEEK_SET)
+    return os.read(descriptor, count)
+
+
+class Stored(dict[tuple[str, TensorKind], "Stored"]):
+    """What a module stores: its tensors' kinds by local name, in the file's order. Modules alike share one object.
+
+    Looked up by one more tensor, it gives what the module stores with that one.
+    """
+
+    __slots__ = ("kinds", "repeated")
+
+    def __init__(self, kinds: Mapping[str, TensorKind], repeated: bool = False) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.repeated = repeated
+
+    def __missing__(self, tensor: tuple[str, TensorKind]) -> Stored:
+        local, kind = tensor
+        more = self[tensor] = Stored({**self.kinds, local: kind}, self.repeated or local in self.kinds)
+        return more
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a dict only for the speed of its look-up
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+
+class TensorTable(Mapping[str, TensorEntry]):
+    """All tensors of a checkpoint by full name, in the order of its files and of the data in them.
+
+    ``modules``: what each module stores, in the order in which the modules first appear. ``repeated``: some tensor is
+    in two files; :func:`.checkpoint.assemble` refuses it.
+    """
+
+    __slots__ = ("_where", "headers", "modules", "repeated")
+
+    def __init__(self, headers: Iterable[Header] = ()) -> None:
+        self.headers = tuple(headers)
+        self.modules = _modules(self.headers)
+        self.repeated = any(stored.repeated for stored in set(self.modules.values())) and _repeats(self.headers)
+        self._where: dict[str, Header] = {}
+
+    def __len__(self) -> int:
+        return sum(map(len, self.headers))
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(header.names for header in self.headers)
+
+    def __getitem__(self, name: str) -> TensorEntry:
+        if not self._where:  # a plan needs a few kinds of layers, and hardly ever a tensor
+            for header in self.headers:
+                self._where.update(dict.fromkeys(header.names, header))
+        return self._where[name][name]
+
+
+def _modules(headers: Iterable[Header]) -> dict[str, Stored]:
+    kinds: dict[tuple[str, tuple[int, ...]], TensorKind] = {}
+    nothing = Stored({})
+    modules: dict[str, Stored] = {}
+    for header in headers:
+        # one object a kind, whatever file it is in
+        shared = {kind: kinds.setdefault((kind.dtype, kind.shape), kind) for kind in set(header.kinds)}
+        for full, kind in zip(header.names, map(shared.__getitem__, header.kinds), strict=True):
+            name, _, local = full.rpartition(".")
+            modules[name] = modules.get(name, nothing)[local, kind]
+    return modules
+
+
+def _repeats(headers: Iterable[Header]) -> bool:
+    names = [name for header in headers for name in header.names]
+    return len(set(names)) != len(names)
+
+
+class LayerTensors(Mapping[str, TensorEntry]):
+    """One layer's tensors by local name (``weight_packed``), looked up when asked for.
+
+    ``kinds``: what the header says of each, in the file's order.
+    """
+
+    __slots__ = ("_layer", "_table", "kinds")
+
+    def __init__(self, table: Mapping[str, TensorEntry], layer: str, kinds: Mapping[str, TensorKind]) -> None:
+        self._table = table
+        self._layer = layer
+        self.kinds = kinds
+
+    def of(self, layer: str) -> LayerTensors:
+        """The tensors of another layer that stores the same."""
+        return LayerTensors(self._table, layer, self.kinds)
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.kinds)
+
+    def __contains__(self, local: object) -> bool:
+        return local in self.kinds
+
+    def __getitem__(self, local: str) -> TensorEntry:
+        if local not in self.kinds:
+            raise KeyError(local)
+        full = f"{self._layer}.{local}"
+        # a tensor at the top has no module before its name
+        return self._table[full if self._layer or full in self._table else local]
+
+    def __repr__(self) -> str:
+        return f"LayerTensors({dict(self)!r})"
+
+
+class TensorFact:
+    """What a plan knows of one tensor without looking it up: as much as a scheme's checks ask."""
+
+    __slots__ = ("_kind", "_layer", "dtype", "name", "shape")
+
+    def __init__(self, layer: LayerTensors, local: str) -> None:
+        self._layer = layer
+        self._kind = layer.kinds[local]
+        self.name = local
+        self.dtype = self._kind.dtype
+        self.shape = self._kind.shape
+
+    def read(self) -> bytes | None:
+        """The raw little-endian bytes, or ``None`` where only headers are at hand."""
+        return self._layer[self.name].read() if self._kind.value is None else self._kind.value
+
+
+def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableCheckpointError:
+    """An operating system's refusal as an error of ours."""
+    reason = error.strerror or type(error).__name__
+    return UnreadableCheckpointError(
+        f"cannot read {os.fspath(path)}: {reason}", remedy="check the path and its permissions"
+    )
+
+
+def cut_off(file: str, name: str, found: int, nbytes: int) -> UnreadableCheckpointError:
+    """The file has become shorter than its header says."""
+    return UnreadableCheckpointError(
+        f"{file} ends inside tensor {name}", field=name, observed=f"{found} bytes", required=f"{nbytes} bytes",
+        remedy=DOWNLOAD_AGAIN,
+    )  # fmt: skip
