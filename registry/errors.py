@@ -8,7 +8,8 @@ understood but something in it does not resolve or contradicts itself, 2 when it
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 
@@ -17,9 +18,11 @@ class QuantDispatchError(Exception):
 
     Attributes: ``message`` (what is wrong), ``layer`` (module name in the checkpoint), ``field`` (key path or tensor),
     ``observed`` and ``required`` (values), ``remedy`` (what would help). Each but ``message`` may be ``None``.
+    ``engines``: engine to what it would run in place of raising this, in a sentence; empty where none would.
     """
 
     exit_code = 1
+    engines: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -51,17 +54,18 @@ class QuantDispatchError(Exception):
         if self.required is not None:
             parts.append(f"required {_short(self.required)}")
         line = parts[0] + (f" ({', '.join(parts[1:])})" if len(parts) > 1 else "")
-        return f"{line}; {self.remedy}" if self.remedy else line
+        return "; ".join(part for part in (line, *self.engines.values(), self.remedy) if part)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), dict(self.__dict__), self.args))
 
     def to_json(self) -> dict[str, Any]:
-        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it."""
+        """``{"type", "message", "nearest", "engines"}`` as ``explain --json`` prints it."""
         return {
             "type": type(self).__name__,
             "message": str(self),
             "nearest": [str(n) for n in getattr(self, "nearest", ())],
+            "engines": dict(self.engines),
         }
 
 

@@ -10,13 +10,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import arbitration
+from . import arbitration, peers
 from .config_models import ConfigGroup, QuantConfig
 from .environment import Environment
-from .errors import NoKernelFound, NoSchemeFound, QuantDispatchError
+from .errors import ConfigError, NoKernelFound, NoSchemeFound, QuantDispatchError
 from .facts import SIDES, LayerFacts
 from .families import Modules
+from .known_plugins import known_plugin
 from .modules import CACHE_NAMES, Module, quantized_names
+from .peers.facts import Sight, sight_of
 from .registry import Registry
 from .resolution import Resolution, Trace
 from .scheme import Scheme
@@ -72,7 +74,8 @@ class Resolver:
         return self._decide(module, assignment, {})
 
     def resolve_family(self, modules: Modules, name: str, assignment: Assignment) -> Resolution:
-        """What is decided for module ``name`` or another of its family in the same place: see :class:`.layers.Layers`."""
+        """What is decided for module ``name``, or was for another of its family in the same place (so says its name):
+        see :class:`.layers.Layers`."""
         # with several ranks the name says how a layer is cut
         last = name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
         key = (modules.families[name], assignment, last)
@@ -91,7 +94,7 @@ class Resolver:
         try:
             self._choose(result, module, LayerFacts("kv_cache", None, None, scheme), None)
         except QuantDispatchError as error:
-            result.error = error
+            result.error = self._with_engines(error, result, None)
         return result
 
     def _decide(self, module: Module, assignment: Assignment, tensors: Mapping[str, TensorEntry]) -> Resolution:
@@ -117,8 +120,23 @@ class Resolver:
                 raise _no_transform(result)
             self._choose(result, module, facts, group)
         except QuantDispatchError as error:
-            result.error = error
+            result.error = self._with_engines(error, result, group)
         return result
+
+    def _with_engines(
+        self, error: QuantDispatchError, result: Resolution, group: ConfigGroup | None
+    ) -> QuantDispatchError:
+        """The error, with what engines run where no rule of ours accepts the layer, or its format is unknown."""
+        args = (result.weights, result.inputs, result.outputs)
+        if result.rule is None and isinstance(error, (NoSchemeFound, ConfigError)) and any(args):
+            stored = result.format if isinstance(error, NoSchemeFound) else None
+            peers.explain(
+                error, LayerFacts(result.kind, stored, *args), self._sight(result, group), self._task.environment
+            )
+        return error
+
+    def _sight(self, result: Resolution, group: ConfigGroup | None) -> Sight:
+        return sight_of(self._config, group, result.target, name=result.name, online=bool(result.transforms))
 
     def _format(self, module: Module, group: ConfigGroup, target: str | None) -> str | None:
         name = self._config.effective_format(group)
@@ -138,9 +156,11 @@ class Resolver:
         rule = result.rule = decision.rule
         if rule is None:
             raise self._no_scheme(facts, module.name, decision)
-        result.equivalents, result.differs = rule.equivalents_for(facts), rule.differs_for(facts)
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
+        if scheme.name != DENSE:
+            sight, environment = self._sight(result, group), self._task.environment
+            result.equivalents, result.differs = peers.notes(rule, facts, scheme.name, sight, environment)
         attends = facts.kind in ("kv_cache", "attention")
         cached = CACHE_NAMES if self._config.kv_cache_scheme is not None and not attends else frozenset()
         own = {name: t for name, t in module.tensors.items() if name not in cached}
@@ -186,6 +206,9 @@ def describe(facts: LayerFacts) -> str:
 
 
 def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
+    plugin = known_plugin(facts)
+    if plugin is not None:
+        return plugin.remedy
     if facts.kind == "kv_cache":
         return (
             "only float8 caches with stored scales have a scheme: take kv_cache_scheme out of the config to keep the "
