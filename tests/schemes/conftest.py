@@ -24,6 +24,7 @@ from quantdispatch.schemes.wna16_int import WNA16Int
 
 CODES = {
     torch.int8: "I8",
+    torch.uint8: "U8",
     torch.int32: "I32",
     torch.int64: "I64",
     torch.bfloat16: "BF16",

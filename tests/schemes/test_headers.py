@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from quantdispatch import schemes
 from quantdispatch.numerics.packing import pack_int32, packed_width
 from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.errors import CheckpointError
@@ -23,12 +25,16 @@ FP8_BLOCK = QuantArgs(num_bits=8, type="float", strategy="block", block_structur
 
 def packed(n: int, k: int, weights: QuantArgs, layout: str = "dense") -> dict[str, torch.Tensor]:
     groups = k // weights.group_size if weights.group_size else 1
+    block = weights.block_structure
+    grid = (-(-n // block[0]), -(-k // block[1])) if block else (n, groups)
     tensors = {
         "weight_packed": torch.zeros(n, packed_width(k, weights.num_bits, layout), dtype=torch.int32),
-        "weight_scale": torch.ones(n, groups, dtype=torch.bfloat16),
+        "weight_scale": torch.ones(grid, dtype=torch.bfloat16),
         "weight_shape": torch.tensor([n, k]),
     }
-    if not weights.symmetric:
+    if block and not weights.symmetric:
+        tensors["weight_zero_point"] = torch.zeros(grid, dtype=torch.int8)
+    elif not weights.symmetric:
         rows = packed_width(n, weights.num_bits, layout)
         tensors["weight_zero_point"] = torch.zeros(rows, groups, dtype=torch.int32)
     return tensors
@@ -112,6 +118,10 @@ def _with(name: str, value: torch.Tensor) -> Any:
 
 
 G_IDX = QuantArgs(num_bits=4, strategy="group", group_size=16, actorder="group")
+BLOCK = QuantArgs(num_bits=4, strategy="block", block_structure=[16, 32], symmetric=False)
+BIT = QuantArgs(num_bits=1, strategy="channel")
+INT4_STATIC = QuantArgs(num_bits=4, strategy="tensor", symmetric=False)
+FP8_STATIC = QuantArgs(num_bits=8, type="float", strategy="tensor")
 BROKEN = [
     # (weights, inputs, change to a correct 24 x 48 layer, tensor named, in the message)
     (G16, None, _without("weight_packed"), "weight_packed", ["needs weight_packed", "weight_scale"]),
@@ -121,6 +131,15 @@ BROKEN = [
     (G_IDX, None, lambda tensors: None, "weight_g_idx", ["weight_g_idx"]),
     (G_IDX, None, _with("weight_g_idx", torch.zeros(47, dtype=torch.int32)), "weight_g_idx", ["[47]", "[48]"]),
     (G16, STATIC, lambda tensors: None, "input_scale", ["input_scale", "input_zero_point"]),
+    (G16, INT4_STATIC, _with("input_scale", torch.ones(1)), "input_zero_point", ["wNa4_int", "input_zero_point"]),
+    (G16, FP8_STATIC, lambda tensors: None, "input_scale", ["w4a8_fp8 needs input_scale"]),
+    (G16, FP8_STATIC, _with("input_scale", torch.ones(1, dtype=torch.int32)), "input_scale", ["I32", "BF16"]),
+    (BIT, None, _with("weight_packed", torch.zeros(24, 3, dtype=torch.int32)), "weight_packed", ["[24, 3]", "[24, 2]"]),
+    (BLOCK, None, _without("weight_shape"), "weight_shape", ["weight_shape"]),
+    (BLOCK, None, _with("weight_scale", torch.ones(24, 2)), "weight_scale", ["[24, 2]", "[2, 2]"]),
+    (BLOCK, None, _with("weight_zero_point", torch.zeros(2, 2, dtype=torch.uint8)), "weight_zero_point", ["U8", "I8"]),
+    (BLOCK, None, _with("weight_zero_point", torch.zeros(3, 2, dtype=torch.int32)), "weight_zero_point",
+     ["[3, 2]", "[2, 2]"]),
     (G16, None, _with("weight_packed", torch.zeros(24, 6, dtype=torch.int64)), "weight_packed", ["I64", "I32"]),
     (G16, None, _with("weight_packed", torch.zeros(24, 7, dtype=torch.int32)), "weight_packed", ["[24, 7]", "[24, 6]"]),
     (G16, None, _with("weight_packed", torch.zeros(24 * 6, dtype=torch.int32)), "weight_packed", ["[144]", "[N, K]"]),
@@ -140,6 +159,44 @@ BROKEN = [
     (G16, None, _with("bias", torch.zeros(23)), "bias", ["[23]", "[24]"]),
     (G16, None, _with("bias", torch.zeros(24, dtype=torch.int32)), "bias", ["I32"]),
 ]  # fmt: skip
+
+
+@pytest.mark.parametrize("weights", [BLOCK, BIT], ids=lambda args: args.describe())
+@pytest.mark.parametrize("k", [48, 33])
+def test_blocks_need_not_divide(headers: Any, scheme_of: Any, weights: QuantArgs, k: int) -> None:
+    scheme = scheme_of("pack-quantized", weights)
+    assert scheme.check("layer", headers(packed(24, k, weights))) == LayerShape(24, k, "dense")
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize(
+    ("name", "change", "word"),
+    [
+        ("output_scale", _without("output_scale"), "wNa8o8_int needs output_scale"),
+        ("output_scale", _with("output_scale", torch.ones(24, 1)), "[24, 1]"),
+        ("output_scale", _with("output_scale", torch.ones(1, dtype=torch.int8)), "I8"),
+        ("input_scale", _without("input_scale"), "wNa8o8_int needs input_scale"),
+        ("output_zero_point", _without("output_zero_point"), "wNa8o8_int needs output_zero_point"),
+        ("output_zero_point", _with("output_zero_point", torch.zeros(2, dtype=torch.int8)), "[2]"),
+    ],
+)
+def test_static_outputs_have_their_scale(
+    headers: Any, scheme_of: Any, name: str, change: Any, word: str, symmetric: bool
+) -> None:
+    outputs = QuantArgs(num_bits=8, strategy="tensor", symmetric=symmetric)
+    scheme = scheme_of("pack-quantized", G16, outputs, outputs=outputs)
+    sides = {f"{side}_scale": torch.ones(1) for side in ("input", "output")}
+    if not symmetric:
+        sides |= {f"{side}_zero_point": torch.zeros(1, dtype=torch.int8) for side in ("input", "output")}
+    tensors = packed(24, 48, G16) | sides
+    assert scheme.check("layer", headers(tensors)) == LayerShape(24, 48, "dense")
+    if symmetric and name == "output_zero_point":
+        assert "output_zero_point" not in {tensor.name for tensor in scheme.stored(LayerShape(24, 48, "dense"))}
+        return
+    change(tensors)
+    with pytest.raises(CheckpointError) as caught:
+        scheme.check("layer", headers(tensors))
+    assert caught.value.field == name and word in str(caught.value)
 
 
 @pytest.mark.parametrize(("weights", "inputs", "change", "field", "words"), BROKEN)
@@ -198,6 +255,9 @@ def test_kernel_specs_carry_what_kernels_test(scheme_of: Any) -> None:
         (CHANNEL, token, ("wNa8_int", 48, False)),
         (QuantArgs(type="float", strategy="tensor"), None, ("w8a16_fp8", 48, False)),
         (FP8_BLOCK, QuantArgs(type="float", strategy="token", dynamic=True), ("w8a8_fp8", 16, False)),
+        (G16, QuantArgs(num_bits=4, strategy="token", dynamic=True), ("wNa4_int", 16, False)),
+        (G16, QuantArgs(type="float", strategy="token", dynamic=True), ("w4a8_fp8", 16, False)),
+        (QuantArgs(num_bits=4, strategy="block", block_structure=[8, 16]), None, ("wNa16_int", 16, False)),
         (None, None, ("dense", 48, False)),
     ]:
         scheme = scheme_of("pack-quantized", weights, inputs)
@@ -219,15 +279,24 @@ def test_kernel_specs_carry_what_kernels_test(scheme_of: Any) -> None:
 
 
 def test_explaining_needs_no_torch() -> None:
-    modules = "stored, packed_shape, integer, wna16_int, wna8_int, fp8, dense"
+    modules = ", ".join(path.stem for path in Path(schemes.__file__).parent.glob("*.py") if path.stem != "__init__")
+    assert "wna8o8_int" in modules and "kv_fp8" in modules
     script = f"import sys; from quantdispatch.schemes import {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
 
 
+def test_an_embedding_is_looked_up_and_outputs_are_told(scheme_of: Any) -> None:
+    spec = scheme_of("pack-quantized", G16, kind="embedding").kernel_spec(LayerShape(24, 48), "bfloat16")
+    assert (spec.op, spec.kind, spec.n, spec.k, spec.group_size) == ("embedding", "embedding", 24, 48, 16)
+    for kind in ("linear", "lm_head", "moe"):
+        spec = scheme_of("pack-quantized", G16, STATIC, outputs=STATIC, kind=kind).kernel_spec(None, "bfloat16")
+        assert (spec.op, spec.scheme, spec.outputs) == ("linear", "wNa8o8_int", STATIC)
+
+
 def test_every_tensor_has_an_axis_for_each_dimension(scheme_of: Any) -> None:
     for format in ("pack-quantized", "int-quantized"):
-        for weights in (G16_ASYM, G_IDX, CHANNEL):
-            for stored in scheme_of(format, weights, STATIC).stored(LayerShape(24, 48, "dense")):
+        for weights in (G16_ASYM, G_IDX, CHANNEL, BLOCK):
+            for stored in scheme_of(format, weights, STATIC, outputs=STATIC).stored(LayerShape(24, 48, "dense")):
                 assert len(stored.axes) == len(stored.shapes[0]), stored
                 assert stored.packed is None or stored.packed in stored.axes
     assert pack_int32(torch.zeros(24, 3, dtype=torch.int8), 4, axis=0).shape == (3, 3)

@@ -21,6 +21,7 @@ FP8 = {
     "tensor": QuantArgs(type="float", strategy="tensor"),
     "channel": QuantArgs(type="float", strategy="channel"),
     "block": QuantArgs(type="float", strategy="block", block_structure=[4, 8]),
+    "group": QuantArgs(type="float", strategy="group", group_size=8),
 }
 
 
@@ -53,11 +54,62 @@ def test_unusable_scales(
     assert word in str(caught.value) and "1 unusable" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("tensor", "value", "word"),
+    [
+        ("output_scale", 0.0, "zero"),  # an uncalibrated scale, which would quietly turn the outputs' quantization off
+        ("output_scale", NAN, "NaN"),
+        ("output_scale", INF, "infinite"),
+        ("output_scale", -1.0, "negative"),
+        ("output_zero_point", 128.0, "-128..127"),
+        ("output_zero_point", 0.5, "0.5"),
+        ("input_scale", 0.0, "zero"),
+    ],
+)
+def test_unusable_output_parameters(scheme_of: Any, numerics_of: Any, tensor: str, value: float, word: str) -> None:
+    tensors = {**int8_layer(), "output_scale": torch.ones(1), "output_zero_point": torch.zeros(1)}
+    tensors[tensor] = torch.tensor([value])
+    numerics = numerics_of(scheme_of("int-quantized", INT4, STATIC, outputs=STATIC))
+    with pytest.raises(CheckpointError) as caught:
+        numerics.operands(tensors, LayerShape(8, 16), LAYER)
+    assert caught.value.layer == LAYER and caught.value.field == tensor and word in str(caught.value)
+
+
+@pytest.mark.parametrize("format", ["pack-quantized", "int-quantized"])
+@pytest.mark.parametrize(
+    "inputs",
+    [QuantArgs(num_bits=4, strategy="tensor", symmetric=False), FP8_STATIC, STATIC],
+    ids=lambda a: a.describe(),
+)
+def test_static_inputs_of_every_kind_come_back(
+    scheme_of: Any, numerics_of: Any, written: Any, headers: Any, format: str, inputs: QuantArgs
+) -> None:
+    weights = QuantArgs(num_bits=4, strategy="block", block_structure=[8, 32], symmetric=False)
+    tensors = {**written(format, weights, 24, 70), "input_scale": torch.tensor([0.25], dtype=torch.bfloat16)}
+    if not inputs.symmetric:
+        tensors["input_zero_point"] = torch.tensor([-8 if inputs.num_bits == 4 else -128], dtype=torch.int8)
+    scheme = scheme_of(format, weights, inputs)
+    shape = scheme.check(LAYER, headers(tensors))
+    numerics = numerics_of(scheme)
+    stored = numerics.stored(numerics.operands(tensors, shape, LAYER), shape)
+    assert set(stored) == set(tensors)
+    for name, tensor in tensors.items():
+        assert stored[name].dtype == tensor.dtype and torch.equal(stored[name], tensor), name
+
+
+def test_int4_zero_points_have_four_bits(scheme_of: Any, numerics_of: Any) -> None:
+    inputs = QuantArgs(num_bits=4, strategy="tensor", symmetric=False)
+    tensors = {**int8_layer(), "input_zero_point": torch.tensor([8], dtype=torch.int8)}
+    with pytest.raises(CheckpointError, match="-8..7") as caught:
+        numerics_of(scheme_of("int-quantized", INT4, inputs)).operands(tensors, LayerShape(8, 16), LAYER)
+    assert caught.value.field == "input_zero_point"
+
+
 @pytest.mark.parametrize("strategy", FP8)
 @pytest.mark.parametrize("number", [NAN, INF, 0.0, -1.0])
 @pytest.mark.parametrize("tensor", ["weight_scale", "input_scale"])
 def test_unusable_fp8_scales(scheme_of: Any, numerics_of: Any, strategy: str, number: float, tensor: str) -> None:
-    grid = {"tensor": (1,), "channel": (8, 1), "block": (2, 2)}[strategy]
+    grid = {"tensor": (1,), "channel": (8, 1), "block": (2, 2), "group": (8, 2)}[strategy]
     tensors = {
         "weight": torch.ones(8, 16).to(torch.float8_e4m3fn),
         "weight_scale": torch.ones(grid, dtype=torch.bfloat16),
@@ -188,11 +240,16 @@ def test_padded_words_load_and_are_saved_dense(headers: Any, scheme_of: Any, num
     assert set(stored) == set(dense) and all(torch.equal(stored[name], dense[name]) for name in dense)
 
 
-def test_input_parameters_bias_and_strangers_come_back(scheme_of: Any, numerics_of: Any) -> None:
-    tensors = {**int8_layer(), "bias": torch.randn(8), "output_scale": torch.ones(1)}
-    numerics = numerics_of(scheme_of("int-quantized", INT4, STATIC))
+@pytest.mark.parametrize("outputs", [None, STATIC])
+def test_activation_parameters_bias_and_strangers_come_back(scheme_of: Any, numerics_of: Any, outputs: Any) -> None:
+    output = {"output_scale": torch.ones(1), "output_zero_point": torch.tensor([7], dtype=torch.int8)}
+    tensors = {**int8_layer(), **output, "bias": torch.randn(8), "stranger": torch.ones(3)}
+    numerics = numerics_of(scheme_of("int-quantized", INT4, STATIC, outputs=outputs))
     operands = numerics.operands(tensors, LayerShape(8, 16), LAYER)
-    assert operands.extra.keys() == {"output_scale"} and operands.input_zero_point.dtype == torch.int8
+    # what the args do not speak of is kept without a meaning
+    assert operands.extra.keys() == {"stranger"} | (set(output) if outputs is None else set())
+    assert (operands.output_scale is None) == (outputs is None)
+    assert operands.input_zero_point.dtype == torch.int8
     stored = numerics.stored(operands, LayerShape(8, 16))
     assert set(stored) == set(tensors) and all(torch.equal(stored[name], tensors[name]) for name in tensors)
 
