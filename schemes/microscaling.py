@@ -9,6 +9,7 @@ from math import gcd
 from ..registry.errors import CheckpointError
 from ..registry.facts import KernelSpec
 from ..registry.scheme import LayerShape, StoredTensor, TensorInfo
+from ..registry.tensor_checks import check_tensor
 from .linear import LinearScheme
 from .stored import two_dimensions, weights_of
 
@@ -48,12 +49,13 @@ class MicroscalingScheme(LinearScheme):
         return frozenset(tensor.name for tensor in self.stored(LayerShape(1, self.group_size))), frozenset()
 
     def shape(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape:
-        """Raises ``CheckpointError`` for codes that are no matrix, and for a K that is no whole number of groups."""
-        if self.bits == 8:
-            n, k = two_dimensions(name, "weight", tensors)
-        else:
-            n, width = two_dimensions(name, "weight_packed", tensors)
-            k = self._unpacked(name, width)
+        """Raises ``CheckpointError`` for codes that are no matrix of their dtype, and for a K that is no whole number of
+        groups."""
+        codes, dtypes = ("weight", FP8) if self.bits == 8 else ("weight_packed", BYTES)
+        n, width = two_dimensions(name, codes, tensors)
+        # before K is made of the width: words hold more than bytes
+        check_tensor(name, StoredTensor(codes, ((n, width),), dtypes), tensors[codes])
+        k = self._unpacked(name, width)
         if k % self.group_size:
             raise CheckpointError(
                 f"K = {k} is not divisible by the group size {self.group_size}",
@@ -67,7 +69,7 @@ class MicroscalingScheme(LinearScheme):
         return LayerShape(n, k)
 
     def _unpacked(self, name: str, width: int) -> int:
-        """K of rows of ``width`` bytes: four fp6 codes fill three bytes, two fp4 codes one."""
+        """K of rows of ``width`` bytes: four fp6 codes fill three bytes, two fp4 codes one, an fp8 code its own."""
         unit = self.bits // gcd(self.bits, 8)
         if width % unit:
             raise CheckpointError(
