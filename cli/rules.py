@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..registry.errors import QuantDispatchError
 from ..registry.facts import SIDES
 from ..registry.registry import Registry, get_registry
-from ..registry.table import overlaps
 from .explain_text import labelled, origin
 from .output import Line, Output
 
 if TYPE_CHECKING:
+    from ..registry.analysis import Finding
     from ..registry.predicates import Box
     from ..registry.rules import Rule
 
 
 def rules_command(*, check: bool, coverage: bool, as_json: bool) -> int:
-    """0, or 1 when ``check`` finds something wrong."""
+    """0, or 1 when ``check`` finds an error; warnings alone are none."""
     registry = get_registry()
     output = Output()
     if check:
@@ -96,35 +97,44 @@ def _side_rows(label: str, fields: Sequence[tuple[str, str]]) -> list[tuple[str,
     return [(label if i == 0 else "", text, "") for i, text in enumerate(rows)]
 
 
-def findings(registry: Registry) -> list[dict[str, Any]]:
-    """What is wrong with all rules, kernels and plugins taken together, each with a stable ``code``."""
-    found = [problem.to_json() for problem in registry.problems]
-    for overlap in overlaps(registry.rules.rules):
-        where = sorted({overlap.first.distribution, overlap.second.distribution})
-        found.append({"code": "overlap", "message": str(overlap), "distributions": where})
-    for rule in registry.rules.rules:
-        where = [rule.distribution] if rule.distribution else []
-        _, error = scheme_name(registry, rule)
-        if error is not None:
-            found.append({"code": "unusable-scheme", "message": f"rule {rule.name}: {error}", "distributions": where})
-        if all(box.empty for box in rule.predicate.boxes):
-            message = f"rule {rule.name} ({rule.source}) can match nothing"
-            found.append({"code": "empty-rule", "message": message, "distributions": where})
-    return found
+def findings(registry: Registry) -> tuple[Finding, ...]:
+    """What is wrong with all rules, kernels and plugins taken together, those that a conflict disabled included."""
+    from ..registry.analysis import check_rules, finding
+    from ..registry.rules.supported import SUPPORTED
+
+    found = list(check_rules(registry.registered, against=(), supported=SUPPORTED))
+    for problem in registry.problems:
+        if problem.subject != "rule":  # rules have just been checked again, with witnesses
+            name = "broken-plugin" if problem.subject == "plugin" else "name-clash"
+            found.append(finding(name, problem.message, distributions=problem.distributions))
+    return tuple(sorted(found, key=lambda f: (f.severity != "error", f.code)))
 
 
 def _check(registry: Registry, output: Output, as_json: bool) -> int:
     found = findings(registry)
+    errors = sum(finding.severity == "error" for finding in found)
+    code = 1 if errors else 0
     if as_json:
-        counts = {"rules": len(registry.rules.rules), "kernels": len(registry.kernels)}
-        output.json({"version": 1, "findings": found, **counts})
-        return 1 if found else 0
+        counts = {"rules": len(registry.registered), "kernels": len(registry.kernels)}
+        output.json({"version": 1, "findings": [finding.to_json() for finding in found], "errors": errors, **counts})
+        return code
     for finding in found:
-        output.line(("error    ", "bold red"), f"{finding['code']}: {finding['message']}")
-    parts = {"rule": registry.rules.rules, "kernel": registry.kernels, "plugin": registry.plugins}
+        output.lines(_finding_lines(finding))
+    parts = {"rule": registry.registered, "kernel": registry.kernels, "plugin": registry.plugins}
     checked = ", ".join(_count(len(items), name) for name, items in parts.items())
-    output.line(f"{_count(len(found), 'problem')} in {checked}")
-    return 1 if found else 0
+    counted = [_count(errors, "error"), _count(len(found) - errors, "warning")]
+    output.line(f"{', '.join(counted)} in {checked}")
+    return code
+
+
+def _finding_lines(finding: Finding) -> Iterator[Line]:
+    style = "bold red" if finding.severity == "error" else "yellow"
+    yield [(f"{finding.severity:<9}", style), f"{finding.code} {finding.name}: {finding.message}"]
+    if finding.remedy:
+        yield ["         remedy   ", finding.remedy]
+    for config in finding.configs():
+        # one line, to be pasted into a config.json or given to plan() as it is
+        yield ["         config   ", json.dumps({"quantization_config": config})]
 
 
 def _count(number: int, noun: str) -> str:

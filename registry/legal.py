@@ -44,7 +44,7 @@ assert all(set(strategies) == set(STRATEGIES) for strategies in _USUAL_FIRST.val
 
 @dataclass(frozen=True)
 class Region:
-    """Kinds, formats, and for each side its alternatives: boxes over that side's fields. Anything goes with anything."""
+    """Kinds, formats, and each side's alternatives: boxes over that side's fields. Anything goes with anything."""
 
     kinds: tuple[str, ...]
     formats: Domain
@@ -100,7 +100,7 @@ def side_box(side: str, **fields: Any) -> Box:
 
 
 def _args_boxes(side: str) -> tuple[Box, ...]:
-    """What ``QuantizationArgs`` admits, a box for each kind of strategy; ``zp_dtype`` is filled in where it was open."""
+    """What ``QuantizationArgs`` admits, a box for each strategy; ``zp_dtype`` is filled in where it was open."""
     order: set[Any] = {None, "weight", "static"} if side == "weights" else {None}
     strategies = [s for s in _USUAL_FIRST[side] if side != "inputs" or s not in ("channel", "block")]
     boxes = []
@@ -126,12 +126,13 @@ def _args_boxes(side: str) -> tuple[Box, ...]:
 
 
 def _dynamic(strategy: str) -> set[Any]:
-    return {
+    ways: dict[str, set[Any]] = {
         "token": {True},
         "tensor": {False, True},
         "group": {False, True},
         "tensor_group": {False, True, "local"},
-    }.get(strategy, {False})
+    }
+    return ways.get(strategy, {False})
 
 
 def _regions() -> tuple[Region, ...]:

@@ -43,6 +43,12 @@ class Registry:
         self._selected: dict[tuple[KernelSpec, Environment, str | None, bool], Selection] = {}
         self._schemes: dict[str, type[Scheme]] = {}
 
+    @property
+    def registered(self) -> tuple[Rule, ...]:
+        """Every rule that anybody registered: those in the table, and those that a conflict has disabled."""
+        foreign = [rule for plugin in self._collected for rule in plugin.rules]
+        return (*self.rules.rules, *(r for r in foreign if not any(r is other for other in self.rules.rules)))
+
     def resolve(self, facts: LayerFacts) -> Decision:
         """The rule for one layer, with the trace of all rules."""
         return self.rules.resolve(facts)
@@ -106,7 +112,7 @@ def build(sources: Iterable[Source] = ()) -> Registry:
     kernels, clashes = _settle_kernels(kernels, [k for plugin in collected for k in plugin.kernels])
     problems += clashes
     problems += [
-        RegistryProblem("broken-plugin", f"{c.status.name}: {c.status.error}", (c.status.distribution,))
+        RegistryProblem("broken-plugin", f"{c.status.name}: {c.status.error}", (c.status.distribution,), "plugin")
         for c in collected
         if c.status.state == "broken"
     ]
@@ -130,11 +136,8 @@ def _settle_kernels(own: list[Kernel], foreign: list[Kernel]) -> tuple[list[Kern
     for name in sorted(set(names)):
         if name in own_names or names.count(name) > 1:
             dists = tuple(sorted({k.distribution for k in foreign if k.name == name}))
-            problems.append(
-                RegistryProblem(
-                    "name-clash", f"kernel {name} of {', '.join(dists)} is disabled: the name is taken", dists
-                )
-            )
+            text = f"kernel {name} of {', '.join(dists)} is disabled: the name is taken"
+            problems.append(RegistryProblem("name-clash", text, dists, "kernel"))
     return own + kept, problems
 
 

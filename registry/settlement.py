@@ -1,7 +1,7 @@
 """Which rules can live together: conflicts among plugins, and between plugins and built-in rules, settled.
 
-All rules are collected first and every round looks at all that are left before it drops any, so that the outcome does not
-depend on an order. Built-in rules always stay.
+All rules are collected first and every round looks at all that are left before it drops any, so that the outcome does
+not depend on an order. Built-in rules always stay.
 """
 
 from __future__ import annotations
@@ -24,12 +24,14 @@ DISABLING = frozenset({"name-clash", "unknown-override", "override-cycle", "over
 class RegistryProblem:
     """Something wrong among the plugins; the affected rules or kernels are out, everything else stands.
 
-    ``code``: one of ``DISABLING``, or ``empty-rule``, ``not-decided``, ``broken-plugin``.
+    ``code``: one of ``DISABLING``, or ``empty-rule``, ``not-decided``, ``broken-plugin``. ``subject``: what it is
+    about, ``"rule"``, ``"kernel"`` or ``"plugin"``.
     """
 
     code: str
     message: str
     distributions: tuple[str, ...]
+    subject: str = "rule"
 
     def __str__(self) -> str:
         return self.message

@@ -9,14 +9,14 @@ from ..facts import LayerFacts
 from ..legal import LEGAL, Universe
 from ..predicates import Box
 from .check import FUEL, check_rules
-from .findings import CODES, Code, Finding, facts_json
+from .findings import CODES, Code, Finding, facts_json, finding
 from .judge import Judge
 from .matrix import Fuel, Matrix, OutOfFuel, of_box
 from .paste import config_of
 
 __all__ = [
     "CODES", "FUEL", "LEGAL", "Code", "Finding", "Fuel", "Matrix", "OutOfFuel", "Universe", "check_rules", "config_of",
-    "facts_json", "layer_in",
+    "facts_json", "finding", "layer_in",
 ]  # fmt: skip
 
 

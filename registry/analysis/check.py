@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from ..legal import LEGAL, Universe
 from ..rules import builtin_rules
@@ -11,10 +12,12 @@ from ..rules.supported import Supported
 from .findings import Finding, finding
 from .judge import Judge
 from .matrix import Fuel, OutOfFuel
-from .names import clashes, distinct, find_cycles, name_findings
+from .names import distinct, find_cycles, name_findings
 from .questions import about_rule, gap_finding
 from .schemes import scheme_findings
 
+#: the distribution of built-in rules, which keep a name that somebody else takes as well
+OWN = "quantdispatch"
 #: steps for one check; a second or two of work. The built-in rules take a few thousand
 FUEL = 2_000_000
 #: of the fuel, what one rule may use up before the others have had theirs
@@ -40,7 +43,7 @@ def check_rules(
         assert not check_rules(quantdispatch_rules())
     """
     own = distinct(rules)
-    others = [rule for rule in distinct(builtin_rules() if against is None else against) if not _given(rule, own)]
+    others = [rule for rule in distinct(_builtin() if against is None else against) if not _given(rule, own)]
     everyone = [*own, *others]
     blamed = frozenset(map(id, own))
     found = name_findings(everyone, blamed)
@@ -75,6 +78,11 @@ def check_rules(
     return tuple(sorted(found, key=lambda f: (f.severity != "error", f.code, f.rules, f.message)))
 
 
+def _builtin() -> Iterator[Rule]:
+    for rule in builtin_rules():
+        yield replace(rule, distribution=OWN)
+
+
 def _given(rule: Rule, own: Sequence[Rule]) -> bool:
     """Is an installed rule one of those that are asked about?"""
     return any(rule == other and rule.source == other.source for other in own if other.name == rule.name)
@@ -82,11 +90,13 @@ def _given(rule: Rule, own: Sequence[Rule]) -> bool:
 
 def settled(own: Sequence[Rule], others: Sequence[Rule]) -> list[Rule]:
     """The rules whose names say which they are: of a name that clashes, the rule that was there first, if any."""
-    taken = {rule.name for rule in others}
-    twice = {group[0].name for group in clashes(own)}
-    return [rule for rule in own if rule.name not in taken | twice] + [
-        rule for rule in others if rule.name not in {group[0].name for group in clashes(others)}
-    ]
+    table = []
+    for rule in (*own, *others):
+        namesakes = [other for other in (*own, *others) if other.name == rule.name]
+        before = [r for r in namesakes if r.distribution == OWN or not any(r is mine for mine in own)]
+        if namesakes == [rule] or (len(before) == 1 and before[0] is rule):
+            table.append(rule)
+    return table
 
 
 def _draw(tank: Fuel, share: int) -> Fuel:

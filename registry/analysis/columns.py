@@ -1,8 +1,8 @@
 """Columns: the finite list of values that the analysis tries for each field.
 
-Fields with few values have them all. Open ones (integers, dtypes, formats, block shapes) are cut where the table at hand
-changes its mind: every value that some predicate names, the values beside each bound, and representatives of what lies
-between, of which no predicate can tell one from another. Usual values come first, for witnesses are made of them.
+Fields with few values have them all. Open ones (integers, dtypes, formats, block shapes) are cut where the table at
+hand changes its mind: every value that some predicate names, the values beside each bound, and representatives of what
+lies between, of which no predicate can tell one from another. Usual values come first: witnesses are made of them.
 """
 
 from __future__ import annotations

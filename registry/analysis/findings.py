@@ -50,8 +50,8 @@ class Finding:
 
     ``code`` (stable, ``"QD201"``) and ``name`` (``"overlap"``) say what; ``severity`` is ``"error"`` or ``"warning"``;
     ``rules``, ``sources`` (``file:line``) and ``distributions`` say where, one for each rule involved, the rule to be
-    changed first; ``witnesses`` are legal layers that show it, each a config with :meth:`configs`; ``count`` is how many
-    layers of those that were tried are concerned, where that was counted.
+    changed first; ``witnesses`` are legal layers that show it, each a config with :meth:`configs`; ``count`` is how
+    many layers of those that were tried are concerned, where that was counted.
     """
 
     code: str
@@ -98,8 +98,9 @@ def finding(
     witnesses: Iterable[LayerFacts] = (),
     severity: str | None = None,
     count: int | None = None,
+    distributions: Sequence[str] = (),
 ) -> Finding:
-    """A finding of the kind ``name``, its places taken from ``rules``."""
+    """A finding of the kind ``name``, its places taken from ``rules`` (``distributions`` where there are none)."""
     code = CODES[name]
     return Finding(
         code=code.code,
@@ -109,7 +110,7 @@ def finding(
         remedy=remedy,
         rules=tuple(rule.name for rule in rules),
         sources=tuple(rule.source for rule in rules),
-        distributions=tuple(rule.distribution for rule in rules),
+        distributions=tuple(distributions or (rule.distribution for rule in rules)),
         witnesses=tuple(witnesses),
         count=count,
     )

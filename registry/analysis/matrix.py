@@ -1,9 +1,9 @@
 """The matrix of a table: predicates as rows, fields as columns, and the cells that a row covers.
 
-A *cell* is a set of legal layers that no predicate of the table tells apart, found as one set of boxes (a bit mask) that
-match there. The columns are walked in order, and what differs in earlier columns but leaves the same boxes to be looked
-at is looked at once: usefulness as in pattern matching (Maranget, *Warnings for pattern matching*, 2007), specialized
-column by column and memoized by the rows that are left.
+A *cell* is a set of legal layers that no predicate of the table tells apart, found as one set of boxes (a bit mask)
+that match there. The columns are walked in order, and what differs in earlier columns but leaves the same boxes to be
+looked at is looked at once: usefulness as in pattern matching (Maranget, *Warnings for pattern matching*, 2007),
+specialized column by column and memoized by the rows that are left.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Value(NamedTuple):
     """Values of one column that the same boxes admit."""
 
     mask: int
-    count: int
+    number: int
     #: the most usual one
     first: Any
 
@@ -62,7 +62,7 @@ _States = dict[_Key, tuple[int, _Path]]
 
 @dataclass(frozen=True)
 class Cell:
-    """``count`` legal layers (of the values tried) that match exactly the boxes in ``mask``; ``facts`` is one of them."""
+    """``count`` legal layers (of the values tried) that match exactly the boxes in ``mask``; ``facts``: one of them."""
 
     mask: int
     count: int
@@ -190,7 +190,7 @@ class Matrix:
             mask = self.admitted(name, value)
             key = (mask, value) if apart else mask
             known = classes.get(key)
-            classes[key] = Value(mask, 1, value) if known is None else known._replace(count=known.count + 1)
+            classes[key] = Value(mask, 1, value) if known is None else known._replace(number=known.number + 1)
         return list(classes.values())
 
     # ------------------------------------------------------------------------------------------------------- the sweep
@@ -284,15 +284,13 @@ def _near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> 
     return rows
 
 
-def _fold(
-    states: _States, name: str, classes: list[Value], rows: int, keep: int, apart: bool, fuel: Fuel
-) -> _States:
+def _fold(states: _States, name: str, classes: list[Value], rows: int, keep: int, apart: bool, fuel: Fuel) -> _States:
     """Every state meets every class of values of one more column."""
     if not apart:
         classes = _projected(classes, rows)
         if len(classes) == 1 and classes[0].mask == rows:
             value = classes[0]
-            return {key: (count * value.count, (path, name, value.first)) for key, (count, path) in states.items()}
+            return {key: (count * value.number, (path, name, value.first)) for key, (count, path) in states.items()}
     fuel.spend(len(states) * len(classes))
     met: _States = {}
     for (mask, keys), (count, path) in states.items():
@@ -303,9 +301,9 @@ def _fold(
             key = (left, (*keys, (name, value.first)) if apart else keys)
             known = met.get(key)
             if known is None:
-                met[key] = (count * value.count, (path, name, value.first))
+                met[key] = (count * value.number, (path, name, value.first))
             else:
-                met[key] = (known[0] + count * value.count, known[1])
+                met[key] = (known[0] + count * value.number, known[1])
     return met
 
 
@@ -315,8 +313,10 @@ def _projected(classes: list[Value], rows: int) -> list[Value]:
     for value in classes:
         mask = value.mask & rows
         known = merged.get(mask)
-        merged[mask] = Value(mask, value.count, value.first) if known is None else known._replace(
-            count=known.count + value.count
+        merged[mask] = (
+            Value(mask, value.number, value.first)
+            if known is None
+            else known._replace(number=known.number + value.number)
         )
     return list(merged.values())
 

@@ -31,7 +31,7 @@ def clashes(rules: Sequence[Rule]) -> list[list[Rule]]:
 
 
 def find_cycles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
-    """The cycles of a relation: for each set of names that reach each other a shortest one, first name repeated at the end.
+    """The cycles of a relation: a shortest one for each set of names that reach each other, first name repeated.
 
     The outcome depends on the relation only, not on the order of ``graph``.
     """

@@ -22,7 +22,9 @@ def about_rule(judge: Judge, index: int, fuel: Fuel, blamed: frozenset[int], *, 
     rule = judge.rules[index]
     spots = judge.spots(index, fuel)
     if not spots:
-        remedy = "compare its fields with what compressed-tensors admits together; take the rule out if it is not needed"
+        remedy = (
+            "compare its fields with what compressed-tensors admits together; take the rule out if it is not needed"
+        )
         return [finding("empty-rule", f"rule {placed(rule)} matches no legal layer", rules=[rule], remedy=remedy)]
     found = _boxes(judge, index, spots) + _idle(judge, rule, spots)
     if in_circle:
@@ -137,9 +139,7 @@ def _shadowed(judge: Judge, index: int, spots: Sequence[Spot]) -> list[Finding]:
     # a plugin may well take over all of a rule that it did not write
     foreign = all(other.distribution != rule.distribution for other in others)
     severity = "warning" if foreign else None
-    return [
-        finding("shadowed-rule", text, rules=[rule, *others], remedy=remedy, witnesses=layers, severity=severity)
-    ]
+    return [finding("shadowed-rule", text, rules=[rule, *others], remedy=remedy, witnesses=layers, severity=severity)]
 
 
 def redundant(judge: Judge, index: int, spots: Sequence[Spot]) -> bool:
