@@ -6,6 +6,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..registry.config import METHOD
 from ..registry.config_groups import KNOWN_FORMATS
 from ..registry.config_locate import all_quantization_configs
 from ..registry.config_models import MIXED_PRECISION
@@ -108,13 +109,17 @@ def _block_changes(
     for key in block:
         if key not in ("config_groups", "quant_method"):
             yield key, "(left out)", {name: item for name, item in block.items() if name != key}
+    if block.get("quant_method", METHOD) != METHOD:
+        yield "quant_method", METHOD, with_("quant_method", METHOD)
     for format_ in _FORMATS:
         if format_ != block.get("format"):
             yield "format", format_, with_("format", format_)
     if layer is not None:
-        yield "ignore", f"and {layer}", with_("ignore", [*(block.get("ignore") or ()), layer])
+        ignore = block.get("ignore")
+        yield "ignore", f"and {layer}", with_("ignore", [*(ignore if isinstance(ignore, list) else ()), layer])
     groups = block.get("config_groups")
-    for name, group in groups.items() if isinstance(groups, Mapping) else ():
+    groups = dict(groups) if isinstance(groups, Mapping) else {}
+    for name, group in groups.items():
         if not only or name in only:
             for fact, value, changed in _group_changes(group, str(name)):
                 yield f"{name}.{fact}", value, with_("config_groups", {**groups, name: changed})
