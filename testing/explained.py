@@ -11,6 +11,7 @@ from typing import Any
 from ..registry.facts import KINDS, SIDES
 from ..registry.registry import Registry, get_registry
 
+_DOCUMENT = ("version", "layers", "environment", "device", "dtype", "tensor_parallel")
 #: errors that follow from a layer's facts; the others speak of files, tensors or a whole config
 _OF_FACTS = ("NoSchemeFound", "NoKernelFound")
 _DECISION = ("kind", "format", "rule", "scheme", "kernel", "backend", "deviations", "equivalents", "differs")
@@ -33,7 +34,8 @@ def rows_from_explain(document: Mapping[str, Any], registry: Registry | None = N
     Layers alike in all but name and size are one row; one of them gives it its shape. Raises ``ValueError`` for what is
     not a document of ``explain --json``, version 1.
     """
-    if document.get("version") != 1 or not isinstance(document.get("layers"), list):
+    complete = all(key in document for key in _DOCUMENT)
+    if not complete or document["version"] != 1 or not isinstance(document["layers"], list):
         raise ValueError("not a document of `quantdispatch explain --json` (version 1)")
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     left_out: dict[str, int] = {}

@@ -14,7 +14,7 @@ from ..registry import plan as _plan
 from ..registry.errors import PluginError
 from ..registry.hookspecs import hookimpl
 from ..registry.kernels import Backend, Kernel
-from ..registry.plugins import Source
+from ..registry.plugins import Source, collect
 from ..registry.registry import Registry, build, get_registry
 from ..registry.rules import Rule
 
@@ -63,6 +63,17 @@ def registry_with(*plugins: Any, strict: bool = True) -> Registry:
     if strict and registry.problems:
         raise PluginError("; ".join(map(str, registry.problems)), remedy="registry_with(strict=False) goes on without")
     return registry
+
+
+def rules_of(plugin: Any) -> list[Rule]:
+    """The rules that a plugin (a module, its name, or an object with hooks) registers. Raises ``PluginError`` where it
+    cannot be collected."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        collected = collect(_source(plugin))
+    if collected.status.state == "broken":
+        raise PluginError(f"{collected.status.name}: {collected.status.error}")
+    return collected.rules
 
 
 def _source(plugin: Any) -> Source:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ..registry.rules import Rule
-from .registries import registry_with
+from .registries import rules_of
 
 if TYPE_CHECKING:
     from ..registry.analysis import Finding
@@ -20,16 +20,23 @@ def check_rules(rules: Iterable[Rule], **options: Any) -> tuple[Finding, ...]:
 
 
 def assert_rules_clean(*plugins: Any, **options: Any) -> None:
-    """Raises ``AssertionError`` listing every finding of the static checks that concerns a rule of ``plugins``.
+    """Raises ``AssertionError`` listing every finding of the static checks of the rules of ``plugins``.
 
-    ``plugins``: as of :func:`registry_with`: modules, their names, or single rules; they are checked together with the
-    built-in rules, as they will live. A list of rules is taken for several. ``options``: of ``check_rules``. Raises
-    ``PluginError`` where a plugin cannot be collected or conflicts.
+    ``plugins``: modules, their names, objects with hooks, rules, or lists of rules; they are checked beside built-in
+    rules, as they will live. ``options``: of ``check_rules``. Raises ``PluginError`` for a plugin that cannot be
+    collected, and ``ValueError`` when there is no rule to check.
     """
     __tracebackhide__ = True
-    given = [item for plugin in plugins for item in (plugin if isinstance(plugin, (list, tuple)) else (plugin,))]
-    registry = registry_with(*given)
-    findings = check_rules(registry.rules.rules, **options)
+    rules = [rule for plugin in plugins for rule in _rules(plugin)]
+    if not rules:
+        raise ValueError("no rules to check")
+    findings = check_rules(rules, **options)
     if findings:
         listed = "\n".join(f"  {finding}" for finding in findings)
-        raise AssertionError(f"{len(findings)} findings of the static checks of rules:\n{listed}")
+        raise AssertionError(f"the static checks of {len(rules)} rules find:\n{listed}")
+
+
+def _rules(plugin: Any) -> list[Rule]:
+    if isinstance(plugin, Rule):
+        return [plugin]
+    return list(plugin) if isinstance(plugin, (list, tuple)) else rules_of(plugin)

@@ -15,6 +15,16 @@ from quantdispatch.testing import check_row, load_table, registry_with, rows_fro
 from quantdispatch.testing.__main__ import main
 
 BUILT_IN = registry_with()
+EMPTY = json.dumps(
+    {
+        "version": 1,
+        "layers": [],
+        "environment": {"device": "cpu"},
+        "device": "cpu",
+        "dtype": "float16",
+        "tensor_parallel": 1,
+    }
+)
 NAMES = [f"model.layers.{n}.mlp.{name}" for n in range(3) for name in ("up_proj", "down_proj")]
 
 
@@ -97,7 +107,8 @@ def test_the_command_writes_a_table(
         ("{", "Expecting"),
         ("[]", "not a JSON object"),
         ("{}", "explain --json"),
-        ('{"version": 1, "layers": []}', "nothing to write"),
+        ('{"version": 1, "layers": []}', "explain --json"),
+        (EMPTY, "nothing to write"),
     ],
 )
 def test_the_command_says_in_one_line_what_is_wrong(

@@ -110,4 +110,11 @@ EMPTY = Rule("empty", When(format="own", weights=Args(type="int", strategy="toke
 def test_a_finding_is_listed_with_its_rule() -> None:
     with pytest.raises(AssertionError, match=r"QD101[\s\S]*empty|empty[\s\S]*QD101") as caught:
         assert_rules_clean([OWN, EMPTY])
-    assert "finding" in str(caught.value)
+    assert "the static checks of 2 rules find:" in str(caught.value)
+    assert "own" not in str(caught.value).replace("format own", "")
+
+
+@pytest.mark.parametrize(("plugins", "error"), [((), ValueError), (([],), ValueError), ((broken(),), PluginError)])
+def test_a_check_of_nothing_is_no_check(plugins, error) -> None:
+    with pytest.raises(error):
+        assert_rules_clean(*plugins)
