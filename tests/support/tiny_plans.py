@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -161,5 +162,7 @@ KERNELS = (
 )  # fmt: skip
 
 
+@cache
 def registry() -> Registry:
-    return Registry(RuleTable.build(builtin_rules()), KERNELS)
+    """Frozen, so made once; that the built-in rules do not overlap is the tests of the table's business."""
+    return Registry(RuleTable(builtin_rules()), KERNELS)
