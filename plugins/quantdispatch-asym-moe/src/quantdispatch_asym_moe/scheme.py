@@ -2,7 +2,7 @@
 
 Stored: ``weight_packed`` int32 [N, ceil(K b / 32)], ``weight_scale`` [N, G], ``weight_zero_point`` int32
 [ceil(N b / 32), G], both offset-binary, packed along N, and ``weight_shape`` (compressed-tensors,
-``compressors/pack_quantized``). Computed: ``x @ ((q - z) * s).T``, by whichever kernel takes those args for ``kind`` moe.
+``compressors/pack_quantized``). Computed: ``x @ ((q - z) * s).T``, by whichever kernel takes these args for ``moe``.
 """
 
 from __future__ import annotations
