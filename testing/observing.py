@@ -106,6 +106,9 @@ def observe(row: Row, registry: Registry) -> list[Observation]:
         raise
     except QuantDispatchError as error:
         return [Observation(None, error)]
+    except Exception as error:  # a fault of ours or of a plugin's: say which question brought it out
+        error.add_note(f'{row.place}asking {", ".join(f"{key} {value}" for key, value in row.asks.items())}')
+        raise
 
 
 # ------------------------------------------------------------------------------------------------- a layer by its facts
