@@ -11,12 +11,15 @@ from typing import Any
 from ...registry.domains import between
 from ...registry.kernels import Absent, Args, Kernel, Needs
 
-KINDS = {"linear", "lm_head"}
+#: a ``moe`` layer is one projection of one expert, and computed like any other
+KINDS = {"linear", "lm_head", "moe"}
 ROW = {"tensor", "channel"}
 FLOATS = {"bfloat16", "float16", "float32"}
+#: an exponent in a byte is a scale of another kind
+SCALES = {None, *FLOATS}
 
-_INT8_TOKEN = Args(type="int", num_bits=8, strategy="token", dynamic=True)
-_INT8_TENSOR = Args(type="int", num_bits=8, strategy="tensor", dynamic={True, False})
+_INT8_TOKEN = Args(type="int", num_bits=8, strategy="token", dynamic=True, scale_dtype=SCALES)
+_INT8_TENSOR = Args(type="int", num_bits=8, strategy="tensor", dynamic={True, False}, scale_dtype=SCALES)
 INT8_INPUTS = (_INT8_TOKEN, _INT8_TENSOR)
 
 
@@ -26,7 +29,11 @@ def _needs(weights: Args, inputs: Any, **fields: Any) -> Needs:
 
 
 def _int(strategy: Any, **fields: Any) -> Args:
-    return Args(type="int", dynamic=False, strategy=strategy, **fields)
+    return Args(type="int", dynamic=False, strategy=strategy, scale_dtype=SCALES, **fields)
+
+
+def _fp8(strategy: Any, dynamic: Any) -> Args:
+    return Args(type="float", num_bits=8, symmetric=True, strategy=strategy, dynamic=dynamic, scale_dtype=SCALES)
 
 
 def _int4() -> Iterator[Needs]:
@@ -54,12 +61,8 @@ def _dequant() -> Iterator[Needs]:
         yield _needs(_int(ROW, num_bits=between(2, 8)), inputs, dtype=FLOATS)
         grouped = _int("group", num_bits=between(2, 8))
         yield _needs(grouped, inputs, dtype=FLOATS, g_idx={True, False}, **{"k%group": 0})
-    float8 = Args(type="float", num_bits=8, symmetric=True, dynamic=False, strategy=ROW | {"block"})
-    token = Args(type="float", num_bits=8, symmetric=True, strategy="token", dynamic=True)
-    tensor = Args(type="float", num_bits=8, symmetric=True, strategy="tensor", dynamic={True, False})
-    group = Args(type="float", num_bits=8, symmetric=True, strategy="group", dynamic=True)
-    for inputs in (Absent, token, tensor, group):
-        yield _needs(float8, inputs, dtype=FLOATS)
+    for inputs in (Absent, _fp8("token", True), _fp8("tensor", {True, False}), _fp8("group", True)):
+        yield _needs(_fp8(ROW | {"block"}, False), inputs, dtype=FLOATS)
 
 
 def kernels() -> Iterator[Kernel]:
