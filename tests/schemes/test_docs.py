@@ -35,9 +35,14 @@ MICROSCALING = {
     "w8a8_mxfp8": ("mxfp8-quantized", mx(8), mx(8, True)),
     "w8a16_mxfp8": ("mxfp8-quantized", mx(8), None),
 }
-IMPLEMENTED = {
+STATIC = QuantArgs(strategy="tensor", symmetric=False)
+IMPLEMENTED: dict[str, tuple[Any, ...]] = {
     "wNa16_int": ("pack-quantized", INT, None),
-    "wNa8_int": ("pack-quantized", INT, QuantArgs(strategy="tensor", symmetric=False)),
+    "wNa8_int": ("pack-quantized", INT, STATIC),
+    "wNa4_int": ("pack-quantized", INT, QuantArgs(num_bits=4, strategy="tensor", symmetric=False)),
+    "w4a8_fp8": ("pack-quantized", INT, QuantArgs(type="float", strategy="tensor")),
+    "wNa8o8_int": ("pack-quantized", INT, STATIC, "0.20.1", STATIC),
+    "kv_fp8": (None, None, QuantArgs(type="float", strategy="tensor"), "0.20.1", None, "attention"),
     "w8a8_fp8": ("float-quantized", QuantArgs(type="float"), QuantArgs(type="float")),
     "w8a16_fp8": ("float-quantized", QuantArgs(type="float"), None),
     "dense": (None, None, None),
