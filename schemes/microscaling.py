@@ -49,8 +49,8 @@ class MicroscalingScheme(LinearScheme):
         return frozenset(tensor.name for tensor in self.stored(LayerShape(1, self.group_size))), frozenset()
 
     def shape(self, name: str, tensors: Mapping[str, TensorInfo]) -> LayerShape:
-        """Raises ``CheckpointError`` for codes that are no matrix of their dtype, and for a K that is no whole number of
-        groups."""
+        """Raises ``CheckpointError`` for codes that are no matrix of their dtype, and for a K that is no whole number
+        of groups."""
         codes, dtypes = ("weight", FP8) if self.bits == 8 else ("weight_packed", BYTES)
         n, width = two_dimensions(name, codes, tensors)
         # before K is made of the width: words hold more than bytes
