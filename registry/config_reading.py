@@ -153,6 +153,14 @@ def _args_error(error: ValidationError, path: str) -> ConfigError:
     # A union puts its branch into the location too; the field is enough.
     for part in first["loc"][:1]:
         where = join(where, part)
+    if isinstance(first["input"], Mapping) and first["loc"] == ("num_bits",):
+        return wrong(
+            where,
+            first["input"],
+            "an integer",
+            message="another number for each module is a dialect that only some vendor's engine reads",
+            remedy="write one config group for each number of bits, with its modules as targets (16 bits: ignore them)",
+        )
     kind = first["type"]
     required = first.get("ctx", {}).get("expected") or _REQUIRED.get(kind.split("_")[0], first["msg"])
     return wrong(where, first["input"], str(required))

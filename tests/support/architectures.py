@@ -79,14 +79,12 @@ def kimi_vl(layers: Iterable[int] = (0, 3)) -> Modules:
     found["language_model.lm_head"] = found.pop("lm_head")
     tower = "vision_tower.encoder.blocks.0"
     return (
-        found
-        | _linears(tower, ("wqkv", "wo", "mlp.fc0", "mlp.fc1"))
-        | _linears("mm_projector", ("proj.0", "proj.2"))
+        found | _linears(tower, ("wqkv", "wo", "mlp.fc0", "mlp.fc1")) | _linears("mm_projector", ("proj.0", "proj.2"))
     )
 
 
 def deepseek_v4(layers: Iterable[int] = (0, 1), experts: int = 2) -> Modules:
-    found: Modules = {"embed.weight": ("Embedding",), "head": LINEAR}
+    found: Modules = {"embed": ("Embedding",), "head": LINEAR}
     for i in layers:
         block = f"layers.{i}"
         found |= _linears(f"{block}.attn", ("fused_wqa_wkv", "wq_b", "wo_a", "wo_b"))
