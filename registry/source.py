@@ -13,6 +13,7 @@ from .config import METHOD, parse_config
 from .config_json import parse_json_file
 from .config_locate import all_quantization_configs
 from .config_models import QuantConfig
+from .environment import Environment
 from .errors import ConfigError, UnreadableCheckpointError
 from .headers import unreadable
 from .hub import is_hub_id, open_hub
@@ -66,10 +67,12 @@ def _from_hub(text: str) -> Source:
     return Source(text, checkpoint.config, checkpoint if checkpoint.tensors else None)
 
 
-def read_quantization(raw: Mapping[str, Any], registry: Registry) -> tuple[QuantConfig, list[Problem]]:
+def read_quantization(
+    raw: Mapping[str, Any], registry: Registry, environment: Environment | None = None
+) -> tuple[QuantConfig, list[Problem]]:
     """The quantization config, through the plugin that translates it where the method is foreign.
 
-    Raises ``ConfigError`` as :func:`.config.parse_config` does.
+    Raises ``ConfigError`` as :func:`.config.parse_config` does; it says what engines would run on ``environment``.
     """
     block, path = next(all_quantization_configs(raw), (None, ""))
     translated: list[Problem] = []
@@ -79,5 +82,11 @@ def read_quantization(raw: Mapping[str, Any], registry: Registry) -> tuple[Quant
             text = f"a {block.get('quant_method')} config, translated by {plugin}"
             translated.append(Problem("translated", text, "note", path))
             raw = rewritten
-    config = parse_config(raw)
+    try:
+        config = parse_config(raw)
+    except ConfigError as error:
+        from .peers.refused import explain_refused  # only an error needs it
+
+        explain_refused(error, raw, environment)
+        raise
     return config, translated + [Problem(p.code, p.message, "warning", p.path) for p in config.problems]

@@ -1,7 +1,7 @@
 """What other engines do with the same checkpoint: vLLM 0.32.0 and SGLang 0.5.23, their chains of ``if``s as data.
 
-:func:`notes` gives a layer's ``equivalents`` and ``differs``; :func:`explain` adds to an error what an engine would run in
-its place. The lists of cases are built when they are first asked.
+:func:`notes` gives a layer's ``equivalents`` and ``differs``; :func:`explain` adds to an error what an engine would run
+in its place. The lists of cases are built when they are first asked.
 """
 
 from __future__ import annotations

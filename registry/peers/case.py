@@ -1,8 +1,8 @@
 """What an engine does with a layer, as data: its chain of ``if``s as an ordered list of cases.
 
 The first case that holds decides. Cases that end in an error stand in the list too, because they keep the layer from
-reaching the cases after them. A case's predicate is as loose as the engine's: what the engine does not look at is not in
-it. What the engine then gets wrong stands beside it as faults, each with the layers that it concerns.
+reaching the cases after them. A case's predicate is as loose as the engine's: what the engine does not look at is not
+in it. What the engine then gets wrong stands beside it as faults, each with the layers that it concerns.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class EngineCase:
-    """One ``if`` of an engine. ``name``: unique among the engine's cases for a kind of layer; ``when``: one predicate or several.
+    """One ``if`` of an engine. ``name``: unique among the engine's cases for a kind of layer; ``when``: one or several.
 
     ``runs``: the engine's class, or ``None`` where it raises ``error``. ``same_as``: our schemes with the same numeric
     contract, where no fault holds.
@@ -80,11 +80,11 @@ class EngineCase:
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine and its cases in order, by kind of layer. ``name``: as in ``equivalents``; ``label``: for people, with the version.
+    """An engine and its cases in order, by kind of layer. ``name``: as in ``equivalents``; ``label``: for people.
 
-    ``settings``: settings of the engine that change which class runs, as facts; the first are the defaults.
-    ``faults``: what goes wrong whichever class runs. ``devices``: those of which it is known what the engine does; another device is judged by the newest of
-    ``capabilities`` that runs the layer.
+    ``settings``: settings of the engine that change which class runs, as facts; the first are the defaults. ``faults``:
+    what goes wrong whichever class runs. ``devices``: those of which it is known what the engine does; another one is
+    judged by the newest of ``capabilities`` that runs the layer.
     """
 
     name: str

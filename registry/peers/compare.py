@@ -16,31 +16,37 @@ from .facts import View, capability_of
 class Opinion:
     """What an engine makes of a layer that it does not refuse.
 
-    ``classes``: what runs it, several where a setting decides. ``same_as``: our schemes with the same contract. ``wrong``:
-    what it computes otherwise than the args say. ``where``: the device that this holds for, where the engine refuses
-    the layer, or nothing is known of it, on the one that was asked about.
+    ``sound``: its classes that compute what the args say, ``same_as``: our schemes with the same contract.
+    ``faulty``: its classes that compute something else, and ``wrong``: what. Several classes where a setting decides;
+    ``setting``: under which, where the defaults do not. ``where``: the device that this holds for, where the engine
+    refuses the layer, or nothing is known of it, on the one that was asked about.
     """
 
     engine: Engine
-    classes: tuple[str, ...]
+    sound: tuple[str, ...]
     same_as: frozenset[str]
+    faulty: tuple[str, ...] = ()
     wrong: tuple[str, ...] = ()
+    setting: str = ""
     where: str = ""
 
     @property
     def reason(self) -> str:
         """``"runs CompressedTensorsW8A16Fp8, which leaves the inputs unquantized"``."""
-        text = f"runs {' or '.join(self.classes)}"
-        if self.wrong:
-            text += f", which {_listed(self.wrong)}"
-        return f"{text} (on {self.where})" if self.where else text
+        sound, faulty = " or ".join(self.sound), " or ".join(self.faulty)
+        place = f" (on {self.where})" if self.where else ""
+        given = f"with {self.setting} " if self.setting else ""
+        if not faulty:
+            return f"{given}runs {sound}{place}"
+        wrong = f"{faulty}, which {_listed(self.wrong)}{place}"
+        if not sound:
+            return f"{given}runs {wrong}"
+        return f"runs {sound}, but {given}{wrong}" if given else f"runs {wrong}; with other settings {sound}"
 
     @property
     def sentence(self) -> str:
         """The same of a layer for which there is no scheme to compare with."""
-        if self.wrong:
-            return f"{self.engine.label} {self.reason}"
-        return f"{self.engine.label} {self.reason} as the args say"
+        return f"{self.engine.label} {self.reason}" + ("" if self.wrong else ", as the args say")
 
 
 @cache
@@ -96,24 +102,33 @@ def wrong(engine: Engine, case: EngineCase, facts: Mapping[str, Any]) -> tuple[s
 
 
 def _on(engine: Engine, view: View, device: str, capability: Any, where: str) -> Opinion | None:
-    found: list[tuple[EngineCase, tuple[str, ...]]] = []
+    found: list[tuple[str, EngineCase, tuple[str, ...]]] = []
     for settings in engine.settings:
         case = decide(engine, view, device, capability, settings)
         if case is not None and case.runs is not None:
-            found.append((case, wrong(engine, case, view.on(device, capability, settings))))
+            faults = wrong(engine, case, view.on(device, capability, settings))
+            found.append((_changed(settings, engine.settings[0]), case, faults))
     if not found:
         return None
-    # One setting that goes wrong is what has to be told, and the default before any other.
-    worst = next(((case, faults) for case, faults in found if faults), None)
-    if worst is not None:
-        case, faults = worst
-        return Opinion(engine, (str(case.runs),), frozenset(), faults, where)
-    classes = tuple(dict.fromkeys(str(case.runs) for case, _ in found))
-    return Opinion(engine, classes, frozenset.intersection(*(frozenset(case.same_as) for case, _ in found)), (), where)
+    same_as = frozenset.intersection(*(frozenset(case.same_as) for _, case, _ in found))
+    bad = [(setting, str(case.runs), faults) for setting, case, faults in found if faults]
+    return Opinion(
+        engine,
+        sound=tuple(dict.fromkeys(str(case.runs) for _, case, faults in found if not faults)),
+        same_as=same_as,
+        faulty=tuple(dict.fromkeys(runs for _, runs, _ in bad)),
+        wrong=tuple(dict.fromkeys(fault for *_, faults in bad for fault in faults)),
+        setting=bad[0][0] if bad else found[0][0],
+        where=where,
+    )
+
+
+def _changed(settings: Mapping[str, str], defaults: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings.items() if value != defaults[name])
 
 
 def compare(view: View, scheme: str, device: str, arch: str) -> tuple[dict[str, tuple[str, ...]], dict[str, str]]:
-    """``(equivalents, differs)`` of ``scheme``, the name of ours for the layer: each engine stands in one or neither."""
+    """``(equivalents, differs)`` of ``scheme``, our name for the layer's: each engine stands in one or in neither."""
     equivalents: dict[str, tuple[str, ...]] = {}
     differs: dict[str, str] = {}
     for engine in engines():
@@ -123,7 +138,7 @@ def compare(view: View, scheme: str, device: str, arch: str) -> tuple[dict[str, 
         if opinion.wrong:
             differs[engine.name] = opinion.reason
         elif scheme in opinion.same_as:
-            equivalents[engine.name] = opinion.classes
+            equivalents[engine.name] = opinion.sound
         elif scheme in _all_schemes():
             differs[engine.name] = (
                 f"{opinion.reason}, the same as {_listed(sorted(opinion.same_as))} and not as {scheme}"

@@ -76,7 +76,7 @@ def inputs_unquantized(why: str, *when: Seen) -> Fault:
     return Fault(f"leaves the inputs unquantized: {why}", *(both(w, Seen(inputs=Args())) for w in when))
 
 
-def per_token(*strategies: Any) -> tuple[Fault, ...]:
+def per_token() -> tuple[Fault, ...]:
     """Dynamic inputs get a scale per token where weights have scales per tensor or channel."""
     plain = Args(strategy={"tensor", "channel"})
     return (

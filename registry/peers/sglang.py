@@ -10,12 +10,14 @@ from .sglang_moe import AUTO, FLASHINFER, MOE, TRITON
 
 HEAD = (
     EngineCase(
-        "found by its class", Seen(target="class"), "UnquantizedEmbeddingMethod",
+        "found by its class",
+        Seen(target="class"),
+        "UnquantizedEmbeddingMethod",
         faults=(Fault("takes no class for the head, loads it as unquantized and finds its tensors unknown", Seen()),),
     ),
     EngineCase("weights per block", Seen(weights=Args(strategy="block")), error="NotImplementedError"),
     *LINEAR,
-)  # fmt: skip
+)
 
 CACHE = (
     EngineCase(
@@ -27,14 +29,19 @@ CACHE = (
         "CompressedTensorsKVCacheMethod",
         same_as=("kv_fp8",),
         faults=(
-            Fault("gives the cache plain scales, whatever the scale dtype", Seen(inputs=Args(scale_dtype=not_in({None, "bfloat16", "float16", "float32"})))),
+            Fault(
+                "gives the cache plain scales, whatever the scale dtype",
+                Seen(inputs=Args(scale_dtype=not_in({None, "bfloat16", "float16", "float32"}))),
+            ),
         ),
     ),
     EngineCase(
-        "anything else", Seen(), "RadixAttention",
+        "anything else",
+        Seen(),
+        "RadixAttention",
         faults=(Fault("warns and leaves the cache unquantized", Seen()),),
     ),
-)  # fmt: skip
+)
 
 SGLANG = Engine(
     "sglang",

@@ -108,12 +108,21 @@ _STATIC_BLOCK = Fault(
 _BLOCK_ALONE = Fault("then fails: that class stores no blocks", Seen(weights=Args(strategy="block")))
 #: int8 inputs are always scaled per token at run time; what is stored for them is computed with and left unused (c)
 INT8_FAULTS = (
-    read_as("int-quantized"), FLOAT_AS_INT, INT8_INPUTS,
-    Fault("ignores the static scale and zero point of the inputs and scales them per token at run time", Seen(inputs=Args(dynamic=False))),
+    read_as("int-quantized"),
+    FLOAT_AS_INT,
+    INT8_INPUTS,
+    Fault(
+        "ignores the static scale and zero point of the inputs and scales them per token at run time",
+        Seen(inputs=Args(dynamic=False)),
+    ),
     Fault("quantizes the inputs without zero points", Seen(inputs=Args(symmetric=False, dynamic=TRUTHY))),
-    Fault("rounds the weights' int8 codes to fp8 when it merges scales per tensor", Seen(weights=Args(strategy="tensor"))),
-    SCALES, INPUT_SCALES, OUTPUTS,
-)  # fmt: skip
+    Fault(
+        "rounds the weights' int8 codes to fp8 when it merges scales per tensor", Seen(weights=Args(strategy="tensor"))
+    ),
+    SCALES,
+    INPUT_SCALES,
+    OUTPUTS,
+)
 
 
 def _sparse() -> EngineCase:  # (a1) 1

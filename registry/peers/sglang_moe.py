@@ -1,4 +1,4 @@
-"""SGLang 0.5.23 on routed experts: ``get_quant_method`` and ``get_moe_scheme``. Section (a2) of the facts, classes (c), (d).
+"""SGLang 0.5.23 on routed experts: ``get_quant_method`` and ``get_moe_scheme``. Section (a2); classes (c), (d).
 
 Three names of the first expert decide for all. The top-level format counts in places where the group's should.
 """
@@ -12,9 +12,11 @@ from .parts import (
     DYNAMIC_WEIGHTS,
     EIGHT_BITS,
     FLOAT_WEIGHTS,
+    INPUT_BITS,
     INPUT_SCALES,
     INT4,
     MX_SCALES,
+    NO_INPUT_ZEROS,
     NVFP4,
     OUTPUTS,
     SCALES,
@@ -23,12 +25,12 @@ from .parts import (
     UNQUANTIZED_INPUTS,
     both,
     inputs_unquantized,
+    per_group_of_128,
     read_as,
 )
 from .sglang_linear import (
     FLOAT_INPUTS,
     FP8_FAULTS,
-    FP8_INPUT_FAULTS,
     NV_FAULTS,
     NV_INPUTS,
     PACK,
@@ -48,6 +50,7 @@ _ZEROS = Fault(
     "mangles the zero points: it loads them untransposed and undoes an order of nibbles that they never had",
     Seen(weights=Args(symmetric=False)),
 )
+_FP8_INPUTS = (INPUT_BITS, INPUT_SCALES, NO_INPUT_ZEROS, *per_group_of_128())
 _PACKED = read_as(PACK)
 
 
@@ -155,17 +158,13 @@ def _eight_bits() -> tuple[EngineCase, ...]:  # (a2) 6 and 7
         {"weights": Args(strategy="block")},
     )
     known = [both(w, Seen(**pair)) for w in w8a8 for pair in pairs]
-    static = Fault(
-        "scales the inputs per group of 128 at run time, though one static scale is given",
-        Seen(weights=Args(strategy="block"), inputs=Args(dynamic=False)),
-    )
     return (
         EngineCase(
             "fp8 weights and inputs",
             known,
             "CompressedTensorsW8A8Fp8MoE",
             same_as=("w8a8_fp8",),
-            faults=(*FP8_FAULTS, *FP8_INPUT_FAULTS, static),
+            faults=(*FP8_FAULTS, *_FP8_INPUTS),
         ),
         EngineCase("fp8 weights and inputs that do not go together", w8a8, error="AssertionError"),
         EngineCase(
@@ -186,8 +185,10 @@ def _int4() -> tuple[EngineCase, ...]:  # (a2) 8 to 10
         Fault("quantizes the inputs without zero points", Seen(inputs=Args(symmetric=False))),
         Fault("takes the weights' groups for 128 wide", Seen(weights=Args(group_size=not_in({128})))),
         Fault("reads bits and groups from the group of Linear, not from the experts' own", Seen(linear_entry="other")),
-        SCALES, INPUT_SCALES, OUTPUTS,
-    )  # fmt: skip
+        SCALES,
+        INPUT_SCALES,
+        OUTPUTS,
+    )
     return (
         EngineCase(
             "packed int4, 8-bit inputs, no group of Linear", both(w4a8, Seen(linear_entry="absent")), error="KeyError"

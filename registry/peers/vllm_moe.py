@@ -13,6 +13,7 @@ from .case import EngineCase, Seen
 from .parts import (
     EIGHT_BITS,
     FLOAT_AS_INT,
+    INPUT_BITS,
     INPUT_SCALES,
     INT4,
     MXFP4,
@@ -24,13 +25,13 @@ from .parts import (
     TOKEN_8,
     both,
     inputs_unquantized,
+    per_group_of_128,
     read_as,
 )
-from .vllm_linear import (
+from .vllm_parts import (
     CPU,
     FLOAT_INPUTS,
     FP8_FAULTS,
-    FP8_INPUT_FAULTS,
     FP8_TOKEN,
     FP8_WEIGHTS,
     INT8_FAULTS,
@@ -49,6 +50,7 @@ _GPU = Domain(excluded=frozenset({Absent}))
 _BELOW_90 = inputs_unquantized("its kernel there (Marlin) is weight-only", Seen(capability=at_most(89)))
 _MARLIN = inputs_unquantized("it takes MarlinExperts everywhere, which are weight-only", Seen())
 _BELOW_89 = inputs_unquantized("its kernels below sm89 are weight-only", Seen(capability=at_most(88)))
+_FP8_INPUTS = (INPUT_BITS, INPUT_SCALES, NO_INPUT_ZEROS, *per_group_of_128())
 _TENSOR = inputs_unquantized(
     "its kernels for one dynamic scale per tensor are weight-only",
     Seen(capability=_GPU, weights=Args(strategy="tensor"), inputs=Args(strategy="tensor", dynamic=True)),
@@ -137,7 +139,7 @@ def _eight_bits() -> tuple[EngineCase, ...]:  # (a2) 6 and 7
             known,
             "CompressedTensorsW8A8Fp8MoEMethod",
             same_as=("w8a8_fp8",),
-            faults=(*FP8_FAULTS, *(f for f in FP8_INPUT_FAULTS), _BELOW_89, _TENSOR),
+            faults=(*FP8_FAULTS, *_FP8_INPUTS, _BELOW_89, _TENSOR),
         ),
         EngineCase(
             "fp8 weights and inputs that do not go together",
