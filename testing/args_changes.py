@@ -40,6 +40,8 @@ def args_changes(raw: Mapping[str, Any]) -> Iterator[tuple[str, Any, dict[str, A
         yield from _any_changes(raw)
         return
     for name, values in VALUES.items():
+        if name == "zp_dtype" and args.symmetric:  # of zero points that there are none of
+            continue
         for value in values:
             if value != getattr(args, name) or type(value) is not type(getattr(args, name)):
                 changed = _changed(args, name, value)

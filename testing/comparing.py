@@ -84,6 +84,7 @@ _HOLDS: Mapping[str, Callable[[Any, Any, Observation], bool]] = {
     "conditions": _same_items,
     "equivalents": _same_engines,
     "differs": _reasons,
+    "engines": _reasons,
     "problems": _among,
 }
 

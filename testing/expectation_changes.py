@@ -24,7 +24,7 @@ def expectation_changes(row: Row, registry: Registry) -> Iterator[tuple[str, str
         yield "error", "NoSchemeFound", row.expecting(error="NoSchemeFound")
     else:
         # an error that nobody speaks of any more
-        bare = row.expecting(error=None, message=None, near=None)
+        bare = row.expecting(error=None, message=None, near=None, engines=None)
         yield "error", "(left out)", bare
 
 
@@ -33,7 +33,7 @@ def _others(key: str, value: Any, registry: Registry) -> Iterator[Any]:
         yield from (name for name in _ERRORS if name != value)
     elif key in ("message", "deviations", "conditions", "problems", "near"):
         yield from _changed_list(key, value)
-    elif key in ("equivalents", "differs"):
+    elif key in ("equivalents", "differs", "engines"):
         yield from _changed_engines(value)
     else:
         names = [name for name in sorted(_names(key, registry)) if name != value]

@@ -44,11 +44,12 @@ def fact_changes(row: Row, groups: frozenset[str] = frozenset()) -> Iterator[Cha
 
 
 def _layer_changes(row: Row) -> Iterator[Change]:
-    for format_ in _FORMATS:
+    cache = row.asks.get("kind") == "kv_cache"  # which is a scheme of its own in the config, with nothing but its args
+    for format_ in () if cache else _FORMATS:
         if format_ != row.asks.get("format"):
             yield "format", format_, row.asking(format=format_)
     sides = given_sides(row)
-    for side in SIDE_NAMES:
+    for side in ("inputs",) if cache else SIDE_NAMES:
         for fact, value, changed in _side_changes(side, sides.get(side)):
             others = {**sides, side: changed}
             yield fact, value, row.asking(preset=None, **{name: others.get(name) for name in SIDE_NAMES})

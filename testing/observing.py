@@ -63,6 +63,7 @@ class Observation:
             "conditions": list(layer.conditions),
             "equivalents": {engine: list(names) for engine, names in layer.equivalents.items()},
             "differs": dict(layer.differs),
+            "engines": dict(getattr(error, "engines", None) or {}),
             "group": layer.group or "",
             "target": layer.target or "",
             "ignored_by": layer.ignored_by or "",
@@ -107,7 +108,7 @@ def observe(row: Row, registry: Registry) -> list[Observation]:
     except QuantDispatchError as error:
         return [Observation(None, error)]
     except Exception as error:  # a fault of ours or of a plugin's: say which question brought it out
-        error.add_note(f'{row.place}asking {", ".join(f"{key} {value}" for key, value in row.asks.items())}')
+        error.add_note(f"{row.place}asking {', '.join(f'{key} {value}' for key, value in row.asks.items())}")
         raise
 
 

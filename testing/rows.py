@@ -27,7 +27,10 @@ PLACE_KEYS = ("device", "dtype", "tensor_parallel", "force_backend", "environmen
 NAMES = ("rule", "scheme", "kernel")
 #: expected of a layer in any form of row, and only where a whole plan is made; ``kind`` and ``format`` are given in the
 #: first form and expected in the others
-OUTCOMES = (*NAMES, "backend", "error", "message", "near", "deviations", "conditions", "equivalents", "differs")
+OUTCOMES = (
+    *NAMES,
+    *("backend", "error", "message", "near", "engines", "deviations", "conditions", "equivalents", "differs"),
+)
 PLAN_OUTCOMES = ("group", "target", "ignored_by", "problems")
 EITHER = ("kind", "format")
 READERS = ("source", "note")
@@ -143,7 +146,7 @@ class _Reader:
         )
         if not any(key in row.expects for key in _DECISIVE):
             raise self._fault("id", f"expects nothing: give one of {', '.join(_DECISIVE)}")
-        for key in ("message", "near"):
+        for key in ("message", "near", "engines"):
             if key in row.expects and not row.expects.get("error"):
                 raise self._fault(key, "is about an error, and the row expects none")
         return row
@@ -158,7 +161,7 @@ class _Reader:
             check(value)
         if key in SIDES:
             self._check_args(key, value)
-        if key in ("equivalents", "differs"):
+        if key in ("equivalents", "differs", "engines"):
             return self._engines(key, value)
         return value
 
