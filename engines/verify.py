@@ -20,6 +20,7 @@ from ..registry.args import QuantArgs
 from ..registry.lazy import load_target
 from ..registry.operands import Operands
 from ..registry.plan import Resolution, plan
+from .binding import require_matrices
 from .loading import local_folder, require_tensors, torch_device
 from .modules import QuantLinear
 from .progress import on_terminal, track
@@ -60,6 +61,7 @@ def verify(
     target, folder = torch_device(device), local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
+    require_matrices(resolved.layers.values())
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
     generator = torch.Generator().manual_seed(seed)
     shown = track(layers, "Verifying layers", show=on_terminal())

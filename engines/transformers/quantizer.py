@@ -21,6 +21,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
 from ...registry.plan import Plan, Resolution, plan
+from ..binding import require_matrices
 from ..memory import release_free_memory
 from ..modules import QuantLinear
 from ..progress import on_terminal, track
@@ -91,6 +92,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._set_device_map(device_map)
         dtype = dtype or torch.get_default_dtype()
         self._plan = self._prepared.plan if self._prepared else self._make_plan(checkpoint_files, dtype)
+        require_matrices(self._plan.layers.values())
         names = RuntimeNames(model)
         whole = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
         ours: list[Resolution] = []
