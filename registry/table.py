@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from .domains import Domain
 from .errors import PluginError
 from .facts import LayerFacts
+from .nearness import cost, nearest_box
 from .predicates import Mismatch
 from .rules.rule import Rule
 from .values import ABSENT
@@ -117,8 +118,8 @@ class RuleTable:
                 beaten = sorted(self._beaten_by[rule.name] & matching)
                 trace.append(RuleCandidate(rule, not beaten, overridden_by=beaten[0] if beaten else None))
             else:
-                trace.append(RuleCandidate(rule, False, rule.predicate.test(facts.flat).mismatches))
-        trace.sort(key=lambda c: (not c.accepted, *distance(c)))
+                trace.append(RuleCandidate(rule, False, nearest_box(rule.predicate, facts.flat)))
+        trace.sort(key=lambda c: (not c.accepted, *distance(c, facts.flat)))
         return Decision(next((c.rule for c in trace if c.accepted), None), tuple(trace))
 
     def nearest(self, facts: LayerFacts, n: int = 3) -> tuple[RuleCandidate, ...]:
@@ -126,17 +127,9 @@ class RuleTable:
         return tuple(c for c in self.resolve(facts).trace if not c.accepted)[:n]
 
 
-#: How far a mismatch puts a rule off: what a layer is weighs more than how finely it was quantized.
-_WEIGHTS = {
-    **{"weights": 40, "weights.type": 30, "inputs": 12, "outputs": 12, "inputs.type": 10, "kind": 9},
-    **{"weights.num_bits": 8, "weights.strategy": 12, "format": 6, "inputs.num_bits": 6, "inputs.strategy": 5},
-}
-
-
-def distance(candidate: RuleCandidate) -> tuple[int, int, str]:
-    """Sort key of nearness: weighted mismatches, their count, the name."""
-    mismatches = candidate.mismatches
-    return (sum(_WEIGHTS.get(m.field, 3) for m in mismatches), len(mismatches), candidate.rule.name)
+def distance(candidate: RuleCandidate, flat: Mapping[str, Any]) -> tuple[int, int, str]:
+    """Sort key of nearness: what the mismatches would take, their count, the name."""
+    return cost(candidate.mismatches, flat), len(candidate.mismatches), candidate.rule.name
 
 
 def name_clashes(rules: Iterable[Rule]) -> list[str]:
