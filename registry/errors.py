@@ -60,12 +60,12 @@ class QuantDispatchError(Exception):
         return (_rebuild, (type(self), dict(self.__dict__), self.args))
 
     def to_json(self) -> dict[str, Any]:
-        """``{"type", "message", "nearest", "engines"}`` as ``explain --json`` prints it."""
+        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it, and ``"engines"`` where there are some."""
         return {
             "type": type(self).__name__,
             "message": str(self),
             "nearest": [str(n) for n in getattr(self, "nearest", ())],
-            "engines": dict(self.engines),
+            **({"engines": dict(self.engines)} if self.engines else {}),
         }
 
 

@@ -119,7 +119,9 @@ class Chain:
                 known = self._masks[key] = self._mask(value, tests)
             mask &= known
             if not mask:
-                return None
+                break
+        if not mask:
+            return None
         return self._boxes[(mask & -mask).bit_length() - 1][0]
 
     def _mask(self, value: Any, tests: list[tuple[int, Any]]) -> int:

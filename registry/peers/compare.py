@@ -38,7 +38,7 @@ class Opinion:
         given = f"with {self.setting} " if self.setting else ""
         if not faulty:
             return f"{given}runs {sound}{place}"
-        wrong = f"{faulty}, which {_listed(self.wrong)}{place}"
+        wrong = f"{faulty}, which {'; '.join(self.wrong)}{place}"
         if not sound:
             return f"{given}runs {wrong}"
         return f"runs {sound}, but {given}{wrong}" if given else f"runs {wrong}; with other settings {sound}"
