@@ -60,7 +60,7 @@ class QuantDispatchError(Exception):
         return (_rebuild, (type(self), dict(self.__dict__), self.args))
 
     def to_json(self) -> dict[str, Any]:
-        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it, and ``"engines"`` where there are some."""
+        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it; ``"engines"`` where some run it."""
         return {
             "type": type(self).__name__,
             "message": str(self),
