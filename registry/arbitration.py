@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from .args import QuantArgs
 from .config_models import ConfigGroup
 from .errors import CheckpointError, ConfigError
-from .headers import TensorEntry
 from .modules import Module, in_tower, is_head, quantized_names
 from .patterns import PatternBudget
+from .stored_tensors import Described
 from .targets import TargetIndex
 
 #: what modules are wrapped in, or tensors are called, by software that names them differently
@@ -48,7 +48,7 @@ def check_left_dense(module: Module, ignored_by: str | None) -> None:
         )  # fmt: skip
 
 
-def is_stored_dense(tensors: Mapping[str, TensorEntry]) -> bool:
+def is_stored_dense(tensors: Mapping[str, Described]) -> bool:
     """Are the tensors at hand those of an unquantized layer?"""
     return "weight" in tensors and not quantized_names(tensors)
 
@@ -104,7 +104,7 @@ def infer_format(module: Module, group: ConfigGroup, path: str) -> str:
     return found
 
 
-def _stored_format(weights: QuantArgs, tensors: Mapping[str, TensorEntry]) -> str | None:
+def _stored_format(weights: QuantArgs, tensors: Mapping[str, Described]) -> str | None:
     def dtype(name: str) -> str | None:
         return tensors[name].dtype if name in tensors else None
 
@@ -211,5 +211,5 @@ def _ends(name: str) -> Iterator[str]:
                 return
 
 
-def _with_dtypes(names: Sequence[str], tensors: Mapping[str, TensorEntry]) -> str:
+def _with_dtypes(names: Sequence[str], tensors: Mapping[str, Described]) -> str:
     return ", ".join(f"{name} ({tensors[name].dtype} {list(tensors[name].shape)})" for name in names)

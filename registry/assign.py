@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from .arbitration import Namespaces, is_stored_dense, mapping
 from .config_models import ConfigGroup, QuantConfig
-from .modules import LINEAR, Module, config_parts
+from .families import Family, Modules
+from .modules import LINEAR, Module, config_parts, quantized_names
 from .problem import Problem
 from .resolver import DENSE, Assignment
-from .targets import TargetIndex
+from .scope import Scope
+from .targets import TargetAnswer, TargetIndex
 from .transforms import Transforms
 
 MATRIX_KINDS = frozenset({"linear", "moe", "embedding", "lm_head"})
@@ -30,60 +32,137 @@ class Assigned:
     problems: list[Problem] = field(default_factory=list)
 
 
-def assign(modules: Mapping[str, Module], config: QuantConfig, index: TargetIndex, transforms: Transforms) -> Assigned:
+class _Place(NamedTuple):
+    """What becomes of a module. ``doubtful``: quantized by the config and stored dense. ``order``: what takes it here,
+    and what by the order of the groups. ``outside``: the config does not speak of that part of the model."""
+
+    assignment: Assignment | None = None
+    doubtful: bool = False
+    order: tuple[str, str] | None = None
+    outside: bool = False
+
+
+def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms: Transforms) -> Assigned:
     """Place ``modules``. Raises ``ConfigError`` when a regular expression runs out of time."""
-    groups = {group.name: group for group in config.groups}
     result = Assigned()
     orders: dict[tuple[str, str], list[str]] = {}
-    places: dict[Any, Assignment] = {}  # layers are many, places in a config few
     doubtful: list[str] = []
-    for name, module in modules.items():
-        ignored = index.ignored_by(name, module.classes)
-        if module.kind is None:
-            continue
-        match = index.match(name, module.classes)
-        online = transforms.online(module) if transforms else ()
-        if ignored is not None or match is None:
-            if module.kind in MATRIX_KINDS or online:
-                result.assignments[name] = Assignment(ignored_by=ignored, transforms=online)
-            continue
-        group = groups[match.group]
-        if module.kind == "attention":
-            if _means_attention(group, name, modules):
-                result.assignments[name] = Assignment(group, match.target, transforms=online)
-            elif online:
-                result.assignments[name] = Assignment(transforms=online)
-            continue
-        place = places.get((match, online))
-        if place is None:
-            place = places[match, online] = Assignment(group, match.target, transforms=online)
-        result.assignments[name] = place
-        other = index.engine_order_differs(name, module.classes)
-        if other is not None:
-            orders.setdefault((_entry(match.group, match.target), _entry(other.group, other.target)), []).append(name)
-        if group.weights is not None and is_stored_dense(module.tensors) and config.effective_format(group) != DENSE:
+    outside: list[str] = []
+    placing = _Placing(modules, config, index, transforms)
+    result.assignments = placing.assignments
+    for name, place in placing.noted:
+        if place.order is not None:
+            orders.setdefault(place.order, []).append(name)
+        if place.doubtful:
             doubtful.append(name)
+        if place.outside:
+            outside.append(name)
     explained = _renamed(doubtful, index, result)
+    if outside:
+        text = f"{_count(outside)} left dense: {config.path} speaks of another part of the model"
+        result.problems.append(Problem("outside-config", text, "note", outside[0]))
     result.problems += [_order_problem(ours, theirs, names) for (ours, theirs), names in orders.items()]
     result.problems += _unmatched(modules, index, explained)
     return result
 
 
-def add_missing_head(modules: dict[str, Module], index: TargetIndex) -> None:
+class _Placing:
+    """Places modules one by one, and those of a family that the config says the same of together.
+
+    ``assignments``: by module. ``noted``: those of which there is something to say.
+    """
+
+    def __init__(self, modules: Modules, config: QuantConfig, index: TargetIndex, transforms: Transforms) -> None:
+        self._modules = modules
+        self._config = config
+        self._index = index
+        self._transforms = transforms
+        self._groups = {group.name: group for group in config.groups}
+        self._scope = Scope(config.path, modules.families)
+        self._known: dict[Any, Assignment] = {}
+        self.assignments: dict[str, Assignment] = {}
+        self.noted: list[tuple[str, _Place]] = []
+        self._go()
+
+    def _go(self) -> None:
+        families, index = self._modules.families, self._index
+        for name, family in families.items():
+            if family.kind is None:  # never quantized, but an ignore entry may mean it
+                index.ignored_by(name, family.classes)
+        names = [name for name, family in families.items() if family.kind is not None]
+        its_families = [families[name] for name in names]
+        answers = index.match_many(names, [family.classes for family in its_families])
+        known: dict[tuple[Family, int], Assignment | None] = {}
+        for name, family, answer in zip(names, its_families, answers, strict=True):
+            key = (family, id(answer))
+            if key in known:
+                assignment = known[key]
+            else:
+                place = self._place(name, family, answer)
+                assignment = place.assignment
+                if place.doubtful or place.outside or place.order is not None:
+                    self.noted.append((name, place))
+                elif self._scope.whole and not self._transforms and family.kind != "attention":
+                    known[key] = assignment
+            if assignment is not None:
+                self.assignments[name] = assignment
+
+    def _place(self, name: str, family: Family, answer: TargetAnswer) -> _Place:
+        ignored, match, outside = answer.ignored_by, answer.match, False
+        if not self._scope.whole:
+            inside = self._scope.inside(name)
+            if inside is not None and inside != name:
+                ignored = ignored or self._index.ignored_by(inside, family.classes)
+                match = self._index.match(inside, family.classes) or match
+            elif inside is None and not quantized_names(family.tensors):
+                outside = match is not None and ignored is None and family.kind in MATRIX_KINDS
+                match = None
+        online = self._transforms.online(name, family.classes) if self._transforms else ()
+        if ignored is not None or match is None:
+            left = family.kind in MATRIX_KINDS or online
+            return _Place(self._assignment(None, None, ignored, online) if left else None, outside=outside)
+        group = self._groups[match.group]
+        if family.kind == "attention":
+            if _means_attention(group, name, self._modules):
+                return _Place(self._assignment(group, match.target, None, online))
+            return _Place(self._assignment(None, None, None, online) if online else None)
+        other = answer.engine_order_differs
+        stored_dense = group.weights is not None and is_stored_dense(family.tensors)
+        return _Place(
+            self._assignment(group, match.target, None, online),
+            stored_dense and self._config.effective_format(group) != DENSE,
+            other and (_entry(match.group, match.target), _entry(other.group, other.target)),
+        )
+
+    def _assignment(
+        self, group: ConfigGroup | None, target: str | None, ignored_by: str | None, online: tuple[str, ...]
+    ) -> Assignment:
+        key = (group and group.name, target, ignored_by, online)
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = Assignment(group, target, ignored_by, online)
+        return found
+
+
+def add_missing_head(modules: Modules, index: TargetIndex) -> None:
     """A head that shares the embedding's tensor has none of its own; targeted by name it must have."""
     match = index.match("lm_head", LINEAR)
-    if match is not None and match.how == "name" and not any(m.kind == "lm_head" for m in modules.values()):
-        modules["lm_head"] = Module("lm_head", "lm_head", LINEAR, "Linear, named by a target")
+    if match is not None and match.how == "name" and not has_head(modules):
+        modules.add(Module("lm_head", "lm_head", LINEAR, "Linear, named by a target"))
 
 
-def _means_attention(group: ConfigGroup, name: str, modules: Mapping[str, Module]) -> bool:
+def has_head(modules: Modules) -> bool:
+    return any(family.kind == "lm_head" for family in set(modules.families.values()))
+
+
+def _means_attention(group: ConfigGroup, name: str, modules: Modules) -> bool:
     """compressed-tensors quantizes attention itself only by a target that hits it and none of its children, and has no
     weights to quantize there."""
     if group.weights is not None or (group.inputs is None and group.outputs is None):
         return False
     only = TargetIndex([(group.name, group.targets)])
-    children = (m for other, m in modules.items() if other.startswith(name + "."))
-    return not any(only.match(child.name, child.classes) for child in children)
+    children = ((other, family) for other, family in modules.families.items() if other.startswith(name + "."))
+    return not any(only.match(child, family.classes) for child, family in children)
 
 
 def _entry(group: str, target: str) -> str:
@@ -106,6 +185,7 @@ def _renamed(doubtful: Iterable[str], index: TargetIndex, result: Assigned) -> s
         return set()
     namespaces = Namespaces([entry for kind, entry in index.unmatched() if kind == "ignore"])
     mappings: dict[str, list[str]] = {}
+    places: dict[Any, Assignment] = {}
     entries: set[str] = set()
     for name in doubtful:
         entry = namespaces.explain(name)
@@ -113,7 +193,8 @@ def _renamed(doubtful: Iterable[str], index: TargetIndex, result: Assigned) -> s
             continue
         entries.add(entry)
         was = result.assignments[name]
-        result.assignments[name] = Assignment(ignored_by=entry, transforms=was.transforms)
+        place = (entry, was.transforms)
+        result.assignments[name] = places.setdefault(place, Assignment(ignored_by=entry, transforms=was.transforms))
         mappings.setdefault(mapping(entry, name), []).append(name)
     result.problems += [
         Problem(
@@ -126,11 +207,11 @@ def _renamed(doubtful: Iterable[str], index: TargetIndex, result: Assigned) -> s
     return entries
 
 
-def _unmatched(modules: Mapping[str, Module], index: TargetIndex, explained: set[str]) -> list[Problem]:
+def _unmatched(modules: Modules, index: TargetIndex, explained: set[str]) -> list[Problem]:
     left = [(kind, entry) for kind, entry in index.unmatched() if entry not in explained]
     if any(kind == "ignore" for kind, _ in left):
         # modules without tensors of their own (blocks, towers) are in no file, but an entry may well name them
-        for parent in _containers(modules):
+        for parent in _containers(modules.families):
             index.ignored_by(parent, ())
         still = set(index.unmatched())
         left = [item for item in left if item in still]
@@ -142,12 +223,10 @@ def _unmatched(modules: Mapping[str, Module], index: TargetIndex, explained: set
     ]
 
 
-def without_tied_head(
-    problems: list[Problem], modules: Mapping[str, Module], raw: Mapping[str, object]
-) -> list[Problem]:
+def without_tied_head(problems: list[Problem], modules: Modules, raw: Mapping[str, object]) -> list[Problem]:
     """Leave out that an entry for the head matches nothing where the head shares the embedding's tensor."""
     tied = any(part.get("tie_word_embeddings") is True for part in config_parts(raw))
-    if not tied or any(m.kind == "lm_head" for m in modules.values()):
+    if not tied or has_head(modules):
         return problems
     return [
         p for p in problems
@@ -155,7 +234,7 @@ def without_tied_head(
     ]  # fmt: skip
 
 
-def _containers(modules: Mapping[str, Module]) -> Iterable[str]:
+def _containers(modules: Iterable[str]) -> Iterable[str]:
     """Every module above those with tensors, once."""
     seen = set(modules)
     for name in modules:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .errors import ConfigError
-from .headers import TensorEntry
+from .scheme import TensorInfo
+from .stored_tensors import Described
 
 LINEAR = ("Linear",)
 EMBEDDING = ("Embedding",)
@@ -25,10 +26,11 @@ _EMBEDDINGS = frozenset(
     }
 )
 _HEADS = frozenset({"lm_head", "embed_out"})
-#: some decoders call their head plainly ``output``; deeper down that is the name of many other things
-_SHORT_HEAD = re.compile(r"(?:model\.)?output")
+#: some decoders call their head plainly ``output`` or ``head``; deeper down that is the name of many other things
+_SHORT_HEAD = re.compile(r"(?:model\.)?(?:output|head)")
 _EXPERT = re.compile(r"(?:^|\.)experts\.\d+\.")
-_PROJECTIONS = frozenset(
+#: the projections that fill the cache of the attention module above them
+PROJECTIONS = frozenset(
     {
         *("k_proj", "v_proj", "qkv_proj", "kv_b_proj", "kv_a_proj_with_mqa", "query_key_value", "Wqkv", "c_attn"),
         *("wk", "wkv", "wv", "wkv_b"),
@@ -62,6 +64,8 @@ QUANTIZED_NAMES = frozenset(
     }
 )
 CACHE_NAMES = frozenset({"k_scale", "v_scale", "q_scale", "k_zero_point", "v_zero_point", "q_zero_point"})
+#: what balances the load of experts: it is stored beside the weight of a router, which is a class of its own
+_ROUTER_BIAS = "e_score_correction_bias"
 _QUANTIZED_SUFFIXES = ("_packed", "_zero_point", "_g_idx", "_global_scale", "_scale_inv")
 _QUANTIZED_DTYPES = frozenset({"I8", "U8", "F8_E4M3", "F8_E5M2", "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "I32", "I16"})
 
@@ -78,50 +82,39 @@ class Module:
     kind: str | None
     classes: tuple[str, ...]
     inferred: str = ""
-    tensors: dict[str, TensorEntry] = field(default_factory=dict)
+    tensors: Mapping[str, TensorInfo] = field(default_factory=dict)
 
 
-def find_modules(tensors: Mapping[str, TensorEntry], config: Mapping[str, Any]) -> dict[str, Module]:
-    """Every module that owns a tensor, and the attention modules above their projections, in natural order of names."""
-    owned: dict[str, dict[str, TensorEntry]] = {}
-    for full, entry in tensors.items():
-        name, _, local = full.rpartition(".")
-        try:
-            owned[name][local] = entry
-        except KeyError:
-            owned[name] = {local: entry}
-    conv1d = any(part.get("model_type") in _CONV1D_MODELS for part in config_parts(config))
-    attention = (attention_class(config),)
-    modules = {name: _classify(name, own, conv1d, attention) for name, own in owned.items()}
-    for name in owned:
-        parent, _, last = name.rpartition(".")
-        if last in _PROJECTIONS and is_cached_attention(parent):
-            known = modules.get(parent)
-            if known is None:
-                modules[parent] = Module(parent, "attention", attention, f"attention, from its {last}")
-            elif known.kind is None:
-                known.kind, known.classes, known.inferred = "attention", attention, f"attention, from its {last}"
-    return dict(sorted(modules.items(), key=_natural))
+def classify(
+    name: str, own: Mapping[str, Described], conv1d: bool, attention: tuple[str, ...]
+) -> tuple[str | None, tuple[str, ...], str]:
+    """Kind, classes and how they were found, of a module from its name and what it stores.
 
-
-def _natural(item: tuple[str, Module]) -> str:
-    return ".".join([part.zfill(8) if part.isdigit() else part for part in item[0].split(".")])
-
-
-def _classify(name: str, own: dict[str, TensorEntry], conv1d: bool, attention: tuple[str, ...]) -> Module:
+    ``conv1d``: see :func:`has_conv1d`; ``attention``: the class of attention modules.
+    """
     weight = own.get("weight")
     if "weight_packed" in own:
         what = "weight_packed"
-    elif weight is not None and len(weight.shape) == 2:
+    elif weight is not None and len(weight.shape) == 2 and _ROUTER_BIAS not in own:
         what = "2-D weight"
     elif CACHE_NAMES.intersection(own) and weight is None:
-        return Module(name, "attention", attention, "attention, from its cache scales", own)
+        return "attention", attention, "attention, from its cache scales"
     else:
-        return Module(name, None, (), "", own)
+        return None, (), ""
     kind, classes = named_kind(name)
     if kind == "linear" and conv1d and name.rpartition(".")[2] in _CONV1D:
-        return Module(name, None, ("Conv1D",), "", own)
-    return Module(name, kind, classes, f"{classes[0]}, from its {what}", own)
+        return None, ("Conv1D",), ""
+    return kind, classes, f"{classes[0]}, from its {what}"
+
+
+def has_conv1d(config: Mapping[str, Any]) -> bool:
+    """Is the model one whose projections are stored transposed, and are no Linear?"""
+    return any(part.get("model_type") in _CONV1D_MODELS for part in config_parts(config))
+
+
+def in_experts(parent: str) -> bool:
+    """Are the modules right below ``parent`` projections of a routed expert?"""
+    return _EXPERT.search(parent + ".") is not None
 
 
 def is_head(name: str) -> bool:
@@ -132,7 +125,7 @@ def is_head(name: str) -> bool:
 def named_kind(name: str) -> tuple[str, tuple[str, ...]]:
     """Kind and class of a module that has a weight matrix, from its name alone."""
     last = name.rpartition(".")[2]
-    if last in _EMBEDDINGS:
+    if last in _EMBEDDINGS or name in ("embed", "model.embed"):
         return "embedding", EMBEDDING
     if is_head(name):
         return "lm_head", LINEAR
@@ -147,18 +140,6 @@ def kind_of_classes(name: str, classes: Sequence[str]) -> str | None:
         kind, _ = named_kind(name)
         return "linear" if kind == "embedding" else kind
     return "attention" if any("attention" in c.lower() for c in classes) else None
-
-
-def override(modules: dict[str, Module], given: Mapping[str, str | Sequence[str]]) -> list[str]:
-    """Apply ``modules=`` to what the tensors told; returns the names that the checkpoint does not have."""
-    unknown = []
-    for name, module in given_modules(given).items():
-        known = modules.get(name)
-        if known is None:
-            unknown.append(name)
-        else:
-            known.kind, known.classes, known.inferred = module.kind, module.classes, module.inferred
-    return unknown
 
 
 def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]:
@@ -189,7 +170,7 @@ def in_tower(name: str) -> bool:
     return not _CACHELESS.isdisjoint(name.lower().split("."))
 
 
-def quantized_names(tensors: Mapping[str, TensorEntry]) -> list[str]:
+def quantized_names(tensors: Mapping[str, Described]) -> list[str]:
     """Local names of a module's tensors that only quantization stores."""
     found = [
         name

@@ -13,10 +13,12 @@ from .checkpoint import Checkpoint, collector_paused
 from .config_models import QuantConfig
 from .environment import Environment
 from .errors import ConfigError, PlanError, QuantDispatchError
-from .modules import Module, find_modules, given_modules, override
+from .families import Modules, find_modules, without_tensors
+from .layers import Layers
+from .modules import Module, given_modules
 from .problem import Problem
 from .registry import Registry, get_registry
-from .representatives import CACHE, representatives
+from .representatives import CACHE, Survey, overlaps, representatives
 from .resolution import Resolution
 from .resolver import Assignment, Resolver, Task
 from .sharding import check_degree
@@ -74,15 +76,15 @@ class Plan:
     @cached_property
     def errors(self) -> tuple[QuantDispatchError, ...]:
         """Every layer's failure, in the order of the layers."""
-        return tuple(layer.error for layer in self.layers.values() if layer.error is not None)
+        return tuple(layer.error for layer in _failing(self.layers) if layer.error is not None)
 
     @cached_property
     def summary(self) -> tuple[LayerGroup, ...]:
         """The layers gathered into groups, in the order in which each first appears."""
-        groups: dict[Any, list[Resolution]] = {}
-        for layer in self.layers.values():
-            groups.setdefault(layer.likeness, []).append(layer)
-        return tuple(LayerGroup(alike[0], tuple(layer.name for layer in alike)) for alike in groups.values())
+        groups: dict[Any, list[str]] = {}
+        for likeness, name in _alike(self.layers):
+            groups.setdefault(likeness, []).append(name)
+        return tuple(LayerGroup(self.layers[names[0]], tuple(names)) for names in groups.values())
 
     def to_json(self) -> dict[str, Any]:
         """The contract of ``explain --json``: one entry a layer, never collapsed, in a stable order."""
@@ -129,11 +131,10 @@ def plan(
         environment = Environment.detect(device, environment)
     registry = get_registry()
     registry.check_backend(backend)
-    opened = open_source(source)
-    config, problems = read_quantization(opened.raw, registry)
-    task = Task(registry, environment, dtype, degree, backend)
     with collector_paused():
-        layers, found = _layers(opened, config, task, modules)
+        opened = open_source(source)
+        config, problems = read_quantization(opened.raw, registry)
+        layers, found = _layers(opened, config, Task(registry, environment, dtype, degree, backend), modules)
     result = Plan(
         layers, (*problems, *found, *_registry_problems(registry)), opened.label, config, environment, device, dtype,
         degree, opened.checkpoint, opened.raw,
@@ -145,7 +146,7 @@ def plan(
 
 def _layers(
     source: Source, config: QuantConfig, task: Task, given: Mapping[str, str | Sequence[str]] | None
-) -> tuple[dict[str, Resolution], list[Problem]]:
+) -> tuple[Mapping[str, Resolution], list[Problem]]:
     index = TargetIndex([(group.name, group.targets) for group in config.groups], config.ignore)
     transforms = Transforms(config.transform_config)
     problems = [
@@ -153,58 +154,63 @@ def _layers(
     ]
     checkpoint = source.checkpoint
     resolver = Resolver(task, config, stored=checkpoint is not None)
+    layers: Mapping[str, Resolution]
     if checkpoint is not None:
         problems += [Problem("files", note, "note", checkpoint.path) for note in checkpoint.notes]
         modules = find_modules(checkpoint.tensors, checkpoint.config)
         problems += [
             Problem("unknown-module", f"modules names {name}, which the checkpoint does not have", where=name)
-            for name in override(modules, given or {})
+            for name in modules.override(given or {})
         ]
         add_missing_head(modules, index)
     elif given:
-        modules = given_modules(given)
+        modules = without_tensors(given_modules(given).values())
     else:
         problems.append(
             Problem("no-tensors", "no tensors to look at: layers stand for patterns, shapes are unknown", "note")
         )
-        return _from_patterns(config, source, index, transforms, resolver), problems
+        survey = Survey(index, [target for group in config.groups for target in group.targets])
+        layers = _from_patterns(config, source, index, survey, transforms, resolver)
+        return layers, problems + overlaps(config, survey)
     layers, found = _from_modules(modules, config, index, transforms, resolver)
     problems += without_tied_head(found, modules, source.raw)
     return layers, problems
 
 
 def _from_modules(
-    modules: dict[str, Module], config: QuantConfig, index: TargetIndex, transforms: Transforms, resolver: Resolver
-) -> tuple[dict[str, Resolution], list[Problem]]:
+    modules: Modules, config: QuantConfig, index: TargetIndex, transforms: Transforms, resolver: Resolver
+) -> tuple[Layers, list[Problem]]:
     assigned = assign(modules, config, index, transforms)
     if config.kv_cache_scheme is not None:
         _adopt_cache_scales(modules, assigned.assignments)
-    layers: dict[str, Resolution] = {}
-    for name, module in modules.items():
-        assignment = assigned.assignments.get(name)
+    models: dict[str, Resolution] = {}
+    nowhere = Assignment()
+    place_of = assigned.assignments.get
+    for name, family in modules.families.items():
+        assignment = place_of(name)
         if assignment is not None:
-            layers[name] = resolver.resolve(module, assignment)
-        elif module.kind == "attention" and config.kv_cache_scheme is not None:
-            layers[name] = resolver.cache(module)
-        elif module.tensors or module.kind is None:
+            models[name] = resolver.resolve_family(modules, name, family, assignment)
+        elif family.kind == "attention" and config.kv_cache_scheme is not None:
+            models[name] = resolver.cache(modules.module(name), modules.tensors(name))
+        elif family.tensors or family.kind is None:
             # Not a layer, but its tensors need an owner all the same, and a module that was asked about an answer.
-            rest = resolver.resolve(module, Assignment())
-            if rest.error is not None or not module.tensors:
-                layers[name] = rest
+            rest = resolver.resolve_family(modules, name, family, nowhere)
+            if rest.error is not None or not family.tensors:
+                models[name] = rest
     problems = [
         Problem(
             "format-inferred", f"names no format: taken for {name} from its tensors", "note", f"config_groups.{group}"
         )
         for group, name in resolver.inferred_formats.items()
     ]
-    return layers, assigned.problems + problems
+    return Layers(models), assigned.problems + problems
 
 
 def _from_patterns(
-    config: QuantConfig, source: Source, index: TargetIndex, transforms: Transforms, resolver: Resolver
+    config: QuantConfig, source: Source, index: TargetIndex, survey: Survey, transforms: Transforms, resolver: Resolver
 ) -> dict[str, Resolution]:
     layers = {}
-    for module, place in representatives(config, source.raw, index):
+    for module, place in representatives(config, source.raw, index, survey):
         # A pattern's own layers are unknown, so every transform may concern it.
         online = transforms.labels if place.group is not None else ()
         layers[module.name] = resolver.resolve(module, Assignment(place.group, place.target, place.ignored_by, online))
@@ -213,17 +219,36 @@ def _from_patterns(
     return layers
 
 
-def _adopt_cache_scales(modules: dict[str, Module], assignments: Mapping[str, Assignment]) -> None:
+def _adopt_cache_scales(modules: Modules, assignments: Mapping[str, Assignment]) -> None:
     """Old writers stored the cache's scales as output scales of the projections that fill it."""
-    for name, module in modules.items():
+    families = modules.families
+    for name, family in list(families.items()):
         parent, _, last = name.rpartition(".")
-        owner, place = modules.get(parent), assignments.get(name)
-        if last in ("k_proj", "v_proj", "qkv_proj") and owner is not None and owner.kind == "attention":
-            if place is not None and place.group is not None and place.group.outputs is not None:
-                continue
-            for local in ("output_scale", "output_zero_point"):
-                if local in module.tensors:
-                    owner.tensors[f"{last}.{local}"] = module.tensors.pop(local)
+        if last not in ("k_proj", "v_proj", "qkv_proj") or parent not in families:
+            continue
+        owner, place = families[parent], assignments.get(name)
+        if owner.kind != "attention":
+            continue
+        if place is not None and place.group is not None and place.group.outputs is not None:
+            continue
+        scales = {
+            local: kind for local, kind in family.tensors.items() if local in ("output_scale", "output_zero_point")
+        }
+        if scales:
+            modules.change(parent, tensors={**owner.tensors, **{f"{last}.{local}": scales[local] for local in scales}})
+            modules.change(name, tensors={local: k for local, k in family.tensors.items() if local not in scales})
+
+
+def _failing(layers: Mapping[str, Resolution]) -> Iterable[Resolution]:
+    if isinstance(layers, Layers):
+        return layers.failing()
+    return (layer for layer in layers.values() if layer.error is not None)
+
+
+def _alike(layers: Mapping[str, Resolution]) -> Iterable[tuple[Any, str]]:
+    if isinstance(layers, Layers):
+        return layers.alike()
+    return ((layer.likeness, layer.name) for layer in layers.values())
 
 
 def _registry_problems(registry: Registry) -> Iterable[Problem]:
@@ -233,13 +258,14 @@ def _registry_problems(registry: Registry) -> Iterable[Problem]:
 
 def _headline(result: Plan) -> str:
     """One line: how many layers fail, the first failure, and how many fail alike."""
-    kinds: dict[Any, list[Resolution]] = {}
-    for layer in result.layers.values():
-        if layer.error is not None:
-            kinds.setdefault(layer.likeness[-1], []).append(layer)
+    kinds: dict[Any, list[str]] = {}
+    for likeness, name in _alike(result.layers):
+        if likeness[-1] is not None:
+            kinds.setdefault(likeness[-1], []).append(name)
     total = len(result.errors)
     alike = list(kinds.values())
-    head = f"{total} of {len(result.layers)} layers {'do' if total != 1 else 'does'} not resolve: {alike[0][0].error}"
+    first = result.layers[alike[0][0]]
+    head = f"{total} of {len(result.layers)} layers {'do' if total != 1 else 'does'} not resolve: {first.error}"
     rest = [f"{len(alike[0]) - 1} more layers fail alike"] if len(alike[0]) > 1 else []
     rest += [f"{len(alike) - 1} other kinds of failure"] if len(alike) > 1 else []
     return f"{head} ({', '.join(rest)})" if rest else head

@@ -9,10 +9,10 @@ from typing import Any
 from .args import QuantArgs
 from .errors import QuantDispatchError
 from .facts import KernelSpec
-from .headers import TensorEntry
 from .kernels import KernelCandidate, Selection
 from .rules.rule import Rule
 from .scheme import LayerShape, Scheme
+from .stored_tensors import TensorEntry
 from .table import RuleCandidate
 
 
@@ -36,7 +36,8 @@ class Resolution:
     ``backend``, ``kernel``: names. ``conditions``: what the kernel's choice still depends on (unknown shapes).
     ``deviations``: what the kernel computes differently from the scheme. ``equivalents``, ``differs``: of the rule.
     ``error``: why the layer does not resolve. ``shape``: of the whole layer, before tensor parallelism; ``spec`` and
-    ``selection`` are those of one rank. ``tensors``: headers by local name.
+    ``selection`` are those of one rank. ``tensors``: headers by local name. ``transforms``: what transform_config wants
+    applied around the layer at run time, each as ``"NAME at LOCATION (TYPE, ...)"``.
 
     Layers alike share everything but name, tensors and error.
     """
@@ -67,6 +68,7 @@ class Resolution:
     spec: KernelSpec | None = None
     selection: Selection | None = None
     tensors: Mapping[str, TensorEntry] = field(default_factory=dict)
+    transforms: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The layer's entry of ``explain --json``: every key always present, in this order."""
@@ -82,6 +84,7 @@ class Resolution:
             "inputs": args_json(self.inputs),
             "outputs": args_json(self.outputs),
             "format": self.format,
+            "transforms": list(self.transforms),
             "rule": None if self.rule is None else self.rule.name,
             "rule_source": None if self.rule is None else _origin(self.rule),
             "scheme": self.scheme,
@@ -101,7 +104,7 @@ class Resolution:
     def likeness(self) -> tuple[Any, ...]:
         """Equal for layers that a reader would put on one line: all but name and shape agree."""
         error = None if self.error is None else (type(self.error), str(self.error).replace(self.name, "*"))
-        args = (self.weights, self.inputs, self.outputs, self.format)
+        args = (self.weights, self.inputs, self.outputs, self.format, self.transforms)
         choice = (
             self.rule and self.rule.name,
             self.scheme,

@@ -15,7 +15,7 @@ from .config_models import ConfigGroup, QuantConfig
 from .environment import Environment
 from .errors import ConfigError, NoKernelFound, NoSchemeFound, QuantDispatchError
 from .facts import SIDES, LayerFacts
-from .families import Modules
+from .families import Family, Modules
 from .known_plugins import known_plugin
 from .modules import CACHE_NAMES, Module, quantized_names
 from .peers.facts import Sight, sight_of
@@ -73,12 +73,12 @@ class Resolver:
         """One module that stands by itself."""
         return self._decide(module, assignment, {})
 
-    def resolve_family(self, modules: Modules, name: str, assignment: Assignment) -> Resolution:
-        """What is decided for module ``name``, or was for another of its family in the same place (so says its name):
-        see :class:`.layers.Layers`."""
-        # with several ranks the name says how a layer is cut
-        last = name.rpartition(".")[2] if self._task.tensor_parallel > 1 else None
-        key = (modules.families[name], assignment, last)
+    def resolve_family(self, modules: Modules, name: str, family: Family, assignment: Assignment) -> Resolution:
+        """What is decided for module ``name`` of ``family``, or was for another one in the same place (so says its
+        name): see :class:`.layers.Layers`."""
+        key: Any = (family, assignment)
+        if self._task.tensor_parallel > 1:  # then the name says how a layer is cut
+            key = (family, assignment, name.rpartition(".")[2])
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._decide(modules.module(name), assignment, modules.tensors(name))

@@ -7,10 +7,10 @@ names, a list of (shared) kinds and the bounds of their data; a :class:`TensorEn
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Protocol
+from itertools import chain, repeat
+from typing import NoReturn, Protocol
 
 from .errors import UnreadableCheckpointError
 
@@ -123,44 +123,63 @@ class Header:
         return found
 
     def read_rows(self, rows: Sequence[int]) -> list[bytes]:
-        """The bytes of small tensors in ascending rows, neighbours in one read.
+        """The bytes of small tensors in ascending rows; neighbours are read together.
 
         Raises ``UnreadableCheckpointError`` when the file is gone or has become shorter.
         """
-        values: list[bytes] = []
         bounds = self.bounds
+        runs = _runs(rows)
+        starts = [bounds[run[0]] for run in runs]
+        sizes = [bounds[run[-1] + 1] - start for run, start in zip(runs, starts, strict=True)]
         try:
             with open(self.file, "rb", buffering=0) as stream:
-                for first, last in _runs(rows):
-                    start, end = bounds[rows[first]], bounds[rows[last] + 1]
-                    data = read_at(stream.fileno(), self.base + start, end - start)
-                    values += [data[bounds[row] - start : bounds[row + 1] - start] for row in rows[first : last + 1]]
+                places = map(self.base.__add__, starts)
+                found = list(map(read_at, repeat(stream.fileno()), sizes, places))
         except OSError as error:
             raise unreadable(self.file, error) from None
-        for row, value in zip(rows, values, strict=True):
-            size = bounds[row + 1] - bounds[row]
-            if len(value) != size:
-                raise cut_off(self.file, self.names[row], len(value), size)
-        return values
+        if list(map(len, found)) != sizes:
+            self._raise_cut_off(runs, found)
+        if len(runs) == len(rows):
+            return found
+        return [
+            data[bounds[row] - start : bounds[row + 1] - start]
+            for run, start, data in zip(runs, starts, found, strict=True)
+            for row in run
+        ]
+
+    def _raise_cut_off(self, runs: list[list[int]], found: list[bytes]) -> NoReturn:
+        """Names the first tensor that is not whole."""
+        for run, data in zip(runs, found, strict=True):
+            for row in run:
+                end = self.bounds[row + 1] - self.bounds[run[0]]
+                if len(data) < end:
+                    size = self.bounds[row + 1] - self.bounds[row]
+                    raise cut_off(self.file, self.names[row], max(0, len(data) - end + size), size)
+        raise AssertionError("no tensor is cut off")
 
 
-def _runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """First and last positions of adjacent ``rows``."""
-    first = 0
-    for position, row in enumerate(rows):
-        if position and row != rows[position - 1] + 1:
-            yield first, position - 1
-            first = position
-    if rows:
-        yield first, len(rows) - 1
+def _runs(rows: Sequence[int]) -> list[list[int]]:
+    """Adjacent rows together."""
+    if rows and rows[-1] - rows[0] == len(rows) - 1:
+        return [list(rows)]
+    runs: list[list[int]] = []
+    following = None
+    for row in rows:
+        if row == following:
+            runs[-1].append(row)
+        else:
+            runs.append([row])
+        following = row + 1
+    return runs
 
 
-def read_at(descriptor: int, start: int, count: int) -> bytes:
-    """Up to ``count`` bytes of a file from ``start``, in one call of the operating system where it has one for that."""
-    if hasattr(os, "pread"):
-        return os.pread(descriptor, count, start)
+def _seek_and_read(descriptor: int, count: int, start: int) -> bytes:
     os.lseek(descriptor, start, os.SEEK_SET)
     return os.read(descriptor, count)
+
+
+#: (descriptor, count, start) to at most ``count`` bytes: in one call where the operating system has one for it
+read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
 
 
 class Stored(dict[tuple[str, TensorKind], "Stored"]):
@@ -181,12 +200,6 @@ class Stored(dict[tuple[str, TensorKind], "Stored"]):
         more = self[tensor] = Stored({**self.kinds, local: kind}, self.repeated or local in self.kinds)
         return more
 
-    def __hash__(self) -> int:  # type: ignore[override]  # a dict only for the speed of its look-up
-        return id(self)
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
 
 class TensorTable(Mapping[str, TensorEntry]):
     """All tensors of a checkpoint by full name, in the order of its files and of the data in them.
@@ -200,7 +213,8 @@ class TensorTable(Mapping[str, TensorEntry]):
     def __init__(self, headers: Iterable[Header] = ()) -> None:
         self.headers = tuple(headers)
         self.modules = _modules(self.headers)
-        self.repeated = any(stored.repeated for stored in set(self.modules.values())) and _repeats(self.headers)
+        different = {id(stored): stored for stored in self.modules.values()}
+        self.repeated = any(stored.repeated for stored in different.values()) and _repeats(self.headers)
         self._where: dict[str, Header] = {}
 
     def __len__(self) -> int:
@@ -223,8 +237,8 @@ def _modules(headers: Iterable[Header]) -> dict[str, Stored]:
     for header in headers:
         # one object a kind, whatever file it is in
         shared = {kind: kinds.setdefault((kind.dtype, kind.shape), kind) for kind in set(header.kinds)}
-        for full, kind in zip(header.names, map(shared.__getitem__, header.kinds), strict=True):
-            name, _, local = full.rpartition(".")
+        parts = map(str.rpartition, header.names, repeat("."))
+        for (name, _, local), kind in zip(parts, map(shared.__getitem__, header.kinds), strict=True):
             modules[name] = modules.get(name, nothing)[local, kind]
     return modules
 

@@ -6,11 +6,10 @@ Format: ``TransformConfig`` of compressed-tensors (``transform/transform_config.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from .errors import ConfigError
-from .modules import Module
 from .targets import TargetIndex
 
 OFFLINE = ("weight_input", "weight_output")
@@ -28,11 +27,11 @@ class Transforms:
         for name, group in groups.items():
             where = f"{FIELD}.config_groups.{name}"
             for number, raw in enumerate(_array(_object(group, where).get("apply", []), f"{where}.apply")):
-                self._read(name, _object(raw, f"{where}.apply.{number}"), f"{where}.apply.{number}")
+                self._read(name, group, _object(raw, f"{where}.apply.{number}"), f"{where}.apply.{number}")
         if config and not groups:
             raise ConfigError("has no config_groups", field=FIELD, observed=sorted(config), required="config_groups")
 
-    def _read(self, name: str, args: Mapping[str, Any], where: str) -> None:
+    def _read(self, name: str, scheme: Mapping[str, Any], args: Mapping[str, Any], where: str) -> None:
         location = args.get("location")
         if location not in _LOCATIONS:
             raise ConfigError(
@@ -41,18 +40,19 @@ class Transforms:
                 observed=location,
                 required=" | ".join(_LOCATIONS),
             )
-        targets, ignore = (_array(args.get(key, []), f"{where}.{key}") for key in ("targets", "ignore"))
+        targets, ignore = (_entries(args.get(key, []), f"{where}.{key}") for key in ("targets", "ignore"))
         if location in OFFLINE:
             self.offline.append(f"{name} at {location}")
         else:
-            self._online.append((f"{name} at {location}", TargetIndex([(name, targets)], ignore)))
+            label = f"{name} at {location} ({', '.join(_how(scheme, args))})"
+            self._online.append((label, TargetIndex([(name, targets)], ignore)))
 
-    def online(self, module: Module) -> tuple[str, ...]:
-        """The transforms that the module needs at run time: ``["R3 at q_attn"]``."""
+    def online(self, name: str, classes: Sequence[str]) -> tuple[str, ...]:
+        """The transforms that the module needs at run time: ``("R3 at q_attn (hadamard, size 128)",)``."""
         return tuple(
             label
             for label, index in self._online
-            if index.match(module.name, module.classes) and index.ignored_by(module.name, module.classes) is None
+            if index.match(name, classes) and index.ignored_by(name, classes) is None
         )
 
     @property
@@ -64,10 +64,25 @@ class Transforms:
         return bool(self._online)
 
 
+def _how(scheme: Mapping[str, Any], args: Mapping[str, Any]) -> Iterator[str]:
+    """In words, which matrix it multiplies by; the values are the file's own."""
+    yield str(scheme.get("type", "of no type"))
+    if scheme.get("head_dim") is not None:
+        yield f"size {scheme['head_dim']}"
+    for flag, owner in (("randomize", scheme), ("inverse", args)):
+        if owner.get(flag) is True:
+            yield {"randomize": "random"}.get(flag, flag)
+
+
 def _object(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ConfigError("malformed", field=where, observed=value, required="an object")
     return value
+
+
+def _entries(value: Any, where: str) -> list[Any]:
+    """compressed-tensors takes a single entry for a list of one."""
+    return [value] if isinstance(value, str) else _array(value, where)
 
 
 def _array(value: Any, where: str) -> list[Any]:
