@@ -25,12 +25,12 @@ def rules_command(*, check: bool, coverage: bool, as_json: bool) -> int:
     if check:
         return _check(registry, output, as_json)
     if coverage:
-        from .coverage import coverage_json, coverage_rows
+        from .coverage import coverage_json, show_coverage
 
         if as_json:
             output.json(coverage_json(registry))
         else:
-            output.table(coverage_rows(registry))
+            show_coverage(registry, output)
         return 0
     if as_json:
         rules = [{**rule.to_json(), "scheme": scheme_name(registry, rule)[0]} for rule in registry.rules.rules]

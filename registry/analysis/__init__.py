@@ -11,8 +11,9 @@ from ..predicates import Box
 from .check import FUEL, check_rules
 from .findings import CODES, Code, Finding, facts_json, finding
 from .judge import Judge
-from .matrix import Fuel, Matrix, OutOfFuel, of_box
+from .matrix import Matrix, of_box
 from .paste import config_of
+from .sweep import Fuel, OutOfFuel
 
 __all__ = [
     "CODES", "FUEL", "LEGAL", "Code", "Finding", "Fuel", "Matrix", "OutOfFuel", "Universe", "check_rules", "config_of",

@@ -11,10 +11,10 @@ from ..rules.rule import Rule
 from ..rules.supported import Supported
 from .findings import Finding, finding
 from .judge import Judge
-from .matrix import Fuel, OutOfFuel
 from .names import distinct, find_cycles, name_findings
 from .questions import about_rule, gap_finding
 from .schemes import scheme_findings
+from .sweep import Fuel, OutOfFuel
 
 #: the distribution of built-in rules, which keep a name that somebody else takes as well
 OWN = "quantdispatch"

@@ -10,7 +10,7 @@ from ..legal import LEGAL, Universe
 from ..rules.rule import Rule
 from .findings import listed, words
 from .judge import Judge, bits
-from .matrix import Fuel, OutOfFuel
+from .sweep import Fuel, OutOfFuel
 
 #: for each rule; a fraction of a second
 FUEL = 250_000

@@ -13,7 +13,8 @@ from ..legal import LEGAL, Universe
 from ..predicates import Predicate
 from ..rules.rule import Rule
 from ..values import ABSENT
-from .matrix import Cell, Fuel, Matrix, layer
+from .matrix import Cell, Matrix, layer
+from .sweep import Fuel
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 from ..args import QuantArgs
@@ -20,6 +20,7 @@ from ..legal import LEGAL, Region, Universe
 from ..predicates import Box, Predicate, When
 from ..values import ABSENT, PRESENT
 from .columns import DERIVED, columns
+from .sweep import Fuel, Path, States, Value, flat, fold, join, near
 
 #: the columns of a side, those that split most first
 _ORDER = (
@@ -29,49 +30,18 @@ _ORDER = (
 assert set(_ORDER) == set(ARGS_FIELDS)
 
 
-class OutOfFuel(Exception):
-    """The question takes more steps than were given for it."""
-
-
-class Fuel:
-    """Steps left. A step is one set of rows meeting one class of values."""
-
-    def __init__(self, steps: int) -> None:
-        self.left = steps
-
-    def spend(self, steps: int) -> None:
-        self.left -= steps
-        if self.left < 0:
-            raise OutOfFuel
-
-
-class Value(NamedTuple):
-    """Values of one column that the same boxes admit."""
-
-    mask: int
-    number: int
-    #: the most usual one
-    first: Any
-
-
-#: ``(mask, what derived facts need to know)`` to ``(number of layers, the values of the first of them)``
-_Key = tuple[int, tuple[tuple[str, Any], ...]]
-_Path = tuple[Any, ...]
-_States = dict[_Key, tuple[int, _Path]]
-
-
 @dataclass(frozen=True)
 class Cell:
     """``count`` legal layers (of the values tried) that match exactly the boxes in ``mask``; ``facts``: one of them."""
 
     mask: int
     count: int
-    path: _Path
+    path: Path
 
     @cached_property
     def values(self) -> dict[str, Any]:
         """The flat facts of that layer, but for derived ones."""
-        return _flat(self.path)
+        return flat(self.path)
 
     @cached_property
     def facts(self) -> LayerFacts:
@@ -83,8 +53,13 @@ def layer(values: dict[str, Any]) -> LayerFacts:
     sides = {}
     for side in SIDES:
         given = values[side] is PRESENT
-        sides[side] = QuantArgs(**{f: values[f"{side}.{f}"] for f in ARGS_FIELDS}) if given else None
+        sides[side] = _args(tuple(values[f"{side}.{f}"] for f in ARGS_FIELDS)) if given else None
     return LayerFacts(values["kind"], values["format"], **sides)
+
+
+@lru_cache(maxsize=4096)
+def _args(values: tuple[Any, ...]) -> QuantArgs:
+    return QuantArgs(**dict(zip(ARGS_FIELDS, values, strict=True)))
 
 
 def of_box(box: Box) -> When:
@@ -139,7 +114,7 @@ class Matrix:
         rows = self._rows(keep)
         keyed = self._keyed(rows)
         found: dict[int, Cell] = {}
-        sides: dict[int, _States] = {}
+        sides: dict[int, States] = {}
         for region in self._regions:
             for state, (count, path) in self._sweep(region, rows, keep, keyed, sides, fuel).items():
                 known = found.get(state[0])
@@ -200,16 +175,16 @@ class Matrix:
         rows = 0
         shared: dict[int, int] = {}
         for region in self._regions:
-            near = _near(region.own, self.all, keep)
+            here = near(region.own, self.all, keep)
             for boxes in region.sides:
                 side = 0
                 for box in boxes:
                     if box not in shared:
-                        shared[box] = _near(self._alternatives[box], self.all, keep)
+                        shared[box] = near(self._alternatives[box], self.all, keep)
                     side |= shared[box]
-                near &= side
-            if near & keep:
-                rows |= near
+                here &= side
+            if here & keep:
+                rows |= here
         return rows
 
     def _keyed(self, rows: int) -> frozenset[str]:
@@ -217,43 +192,43 @@ class Matrix:
         return frozenset(n for fact, boxes in self._derived.items() if boxes & rows for n in DERIVED.get(fact, ()))
 
     def _sweep(
-        self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[int, _States], fuel: Fuel
-    ) -> _States:
-        states: _States = {(rows, ()): (1, ())}
+        self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[int, States], fuel: Fuel
+    ) -> States:
+        states: States = {(rows, ()): (1, ())}
         for name, classes in region.own:
-            states = _fold(states, name, classes, rows, keep, name in keyed, fuel)
+            states = fold(states, name, classes, rows, keep, name in keyed, fuel)
         for boxes in region.sides:
             if not states:
                 return states
-            table: _States = {}
+            table: States = {}
             for box in boxes:
                 if box not in sides:
                     sides[box] = self._side(box, rows, keep, keyed, fuel)
                 for key, (count, path) in sides[box].items():
                     known = table.get(key)
                     table[key] = (count, path) if known is None else (known[0] + count, known[1])
-            states = _join(states, table, keep, fuel)
+            states = join(states, table, keep, fuel)
         return self._settle(states, rows, keep) if keyed else states
 
-    def _side(self, box: int, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> _States:
-        states: _States = {(rows, ()): (1, ())}
+    def _side(self, box: int, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> States:
+        states: States = {(rows, ()): (1, ())}
         for name, classes in self._alternatives[box]:
-            states = _fold(states, name, classes, rows, keep, name in keyed, fuel)
+            states = fold(states, name, classes, rows, keep, name in keyed, fuel)
             if not states:
                 break
         return states
 
-    def _settle(self, states: _States, rows: int, keep: int) -> _States:
+    def _settle(self, states: States, rows: int, keep: int) -> States:
         """Derived facts, which follow from the values kept apart, and the boxes that ask for other ones dropped."""
-        settled: _States = {}
+        settled: States = {}
         known: dict[tuple[tuple[str, Any], ...], int] = {}
         for (mask, keys), (count, path) in states.items():
             admitted = known.get(keys)
             if admitted is None:
-                flat = layer(_flat(path)).flat
+                facts = layer(flat(path)).flat
                 admitted = rows
                 for fact in self._derived:
-                    admitted &= self.admitted(fact, flat[fact])
+                    admitted &= self.admitted(fact, facts[fact])
                 known[keys] = admitted
             left = mask & admitted
             if left & keep:
@@ -269,82 +244,3 @@ class _Compiled(NamedTuple):
     own: list[tuple[str, list[Value]]]
     #: the alternatives of each side
     sides: list[list[int]]
-
-
-def _near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> int:
-    for _, classes in compiled:
-        near = 0
-        for value in classes:
-            if value.mask & keep:
-                near |= value.mask
-        rows &= near
-        keep &= near
-        if not keep:
-            return 0
-    return rows
-
-
-def _fold(states: _States, name: str, classes: list[Value], rows: int, keep: int, apart: bool, fuel: Fuel) -> _States:
-    """Every state meets every class of values of one more column."""
-    if not apart:
-        classes = _projected(classes, rows)
-        if len(classes) == 1 and classes[0].mask == rows:
-            value = classes[0]
-            return {key: (count * value.number, (path, name, value.first)) for key, (count, path) in states.items()}
-    fuel.spend(len(states) * len(classes))
-    met: _States = {}
-    for (mask, keys), (count, path) in states.items():
-        for value in classes:
-            left = mask & value.mask
-            if not left & keep:
-                continue
-            key = (left, (*keys, (name, value.first)) if apart else keys)
-            known = met.get(key)
-            if known is None:
-                met[key] = (count * value.number, (path, name, value.first))
-            else:
-                met[key] = (known[0] + count * value.number, known[1])
-    return met
-
-
-def _projected(classes: list[Value], rows: int) -> list[Value]:
-    """The classes as far as ``rows`` tell them apart."""
-    merged: dict[int, Value] = {}
-    for value in classes:
-        mask = value.mask & rows
-        known = merged.get(mask)
-        merged[mask] = (
-            Value(mask, value.number, value.first)
-            if known is None
-            else known._replace(number=known.number + value.number)
-        )
-    return list(merged.values())
-
-
-def _join(states: _States, table: _States, keep: int, fuel: Fuel) -> _States:
-    fuel.spend(len(states) * len(table))
-    met: _States = {}
-    for (mask, keys), (count, path) in states.items():
-        for (other, more), (number, values) in table.items():
-            left = mask & other
-            if not left & keep:
-                continue
-            key = (left, keys + more)
-            known = met.get(key)
-            if known is None:
-                met[key] = (count * number, (path, values))
-            else:
-                met[key] = (known[0] + count * number, known[1])
-    return met
-
-
-def _flat(path: _Path) -> dict[str, Any]:
-    """``(earlier, name, value)`` and ``(earlier, earlier)`` as a mapping."""
-    values: dict[str, Any] = {}
-    todo = [path]
-    while todo:
-        path = todo.pop()
-        if len(path) == 3:
-            values[path[1]] = path[2]
-        todo += path[:1] if len(path) == 3 else path
-    return values

@@ -11,7 +11,8 @@ from ..rules.rule import Rule
 from ..rules.supported import Supported
 from .findings import Finding, finding, listed, placed, words
 from .judge import Judge, Spot, bits, irredundant
-from .matrix import Fuel, of_box
+from .matrix import of_box
+from .sweep import Fuel
 
 _WITNESSES = 3
 

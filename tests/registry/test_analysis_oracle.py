@@ -175,8 +175,7 @@ class Oracle:
         return {
             name
             for name, region in self.region.items()
-            if region
-            and all(self.outcome(self.matching(i)) == self.outcome(self.matching(i) - {name}) for i in region)
+            if region and all(self.outcome(self.matching(i)) == self.outcome(self.matching(i) - {name}) for i in region)
         }
 
     def gap(self, region: Supported) -> set[int]:
