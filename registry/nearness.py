@@ -18,7 +18,7 @@ from .values import ABSENT
 #: in tenths, so that what is closer among equals can be told below one
 _COSTS = {
     **{"kind": 500, "format": 70},
-    **{"weights": 400, "weights.type": 300, "weights.num_bits": 80, "weights.strategy": 90, "weights.dynamic": 50},
+    **{"weights": 600, "weights.type": 300, "weights.num_bits": 80, "weights.strategy": 90, "weights.dynamic": 50},
     **{"weights.scale_dtype": 40, "weights.symmetric": 30, "weights.group_size": 30},
 }
 #: inputs and outputs
@@ -31,7 +31,7 @@ _ALIKE = frozenset({frozenset({"group", "tensor_group"}), frozenset({"tensor", "
 _ALIKE_COSTS = {"weights": 40, "inputs": 30, "outputs": 30}
 #: these follow from the strategy: where it is another, they could not stay
 _FOLLOWERS = {"group_size": 10, "block_structure": 10, "dynamic": 20, "actorder": 10}
-_FARTHEST_BITS = 9
+_FARTHEST_BITS = 40
 
 
 def nearest_box(predicate: Predicate, facts: Mapping[str, Any]) -> tuple[Mismatch, ...]:
@@ -47,7 +47,7 @@ def cost(mismatches: Iterable[Mismatch], facts: Mapping[str, Any]) -> int:
     total = 0
     for field, mismatch in fields.items():
         side, _, name = field.partition(".")
-        if field in SIDES and mismatch.observed is not ABSENT and not left:
+        if field in ("inputs", "outputs") and mismatch.observed is not ABSENT and not left:
             total += _ALL_OF_IT
         elif name in _FOLLOWERS and f"{side}.strategy" in fields:
             total += _FOLLOWERS[name]
@@ -65,13 +65,13 @@ def _alike(mismatch: Mismatch) -> bool:
 
 def _bits_apart(mismatch: Mismatch) -> int:
     """More bits than there are lose nothing, so they are nearer than as many less."""
-    observed, wanted = mismatch.observed, mismatch.required
+    observed = mismatch.observed
     if not isinstance(observed, int):
         return 0
-    steps = [
-        min(value - observed, 9) if value >= observed else min(2 * (observed - value), 9) for value in _ends(wanted)
-    ]
-    return min(steps, default=_FARTHEST_BITS)
+    apart = (
+        wanted - observed if wanted >= observed else 4 * (observed - wanted) for wanted in _ends(mismatch.required)
+    )
+    return min([*apart, _FARTHEST_BITS])
 
 
 def _ends(wanted: Domain) -> list[int]:

@@ -24,9 +24,13 @@ class Mismatch:
     observed: Any
     required: Domain
 
+    @property
+    def shown(self) -> str:
+        """What was observed, in words."""
+        return "unknown" if self.observed is UNKNOWN else _text(self.observed)
+
     def __str__(self) -> str:
-        observed = "unknown" if self.observed is UNKNOWN else _text(self.observed)
-        return f"{self.field} is {observed}, requires {self.required}"
+        return f"{self.field} is {self.shown}, requires {self.required}"
 
     def to_json(self) -> dict[str, Any]:
         return {"field": self.field, "observed": _text(self.observed), "required": str(self.required)}
