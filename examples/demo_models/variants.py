@@ -62,14 +62,14 @@ def _static(kind: str, symmetric: bool = True) -> Args:
 def _nvfp4(dynamic: Any = False) -> Args:
     return {
         "num_bits": 4, "type": "float", "symmetric": True, "dynamic": dynamic, "strategy": "tensor_group",
-        "group_size": 16, "scale_dtype": "torch.float8_e4m3fn", "zp_dtype": "torch.float8_e4m3fn",
+        "group_size": 16, "scale_dtype": "torch.float8_e4m3fn",
     }  # fmt: skip
 
 
 def _mx(bits: int, dynamic: bool = False) -> Args:
     return {
         "num_bits": bits, "type": "float", "symmetric": True, "dynamic": dynamic, "strategy": "group",
-        "group_size": 32, "scale_dtype": "torch.uint8", "zp_dtype": "torch.uint8",
+        "group_size": 32, "scale_dtype": "torch.uint8",
     }  # fmt: skip
 
 

@@ -53,9 +53,36 @@ def codes_of(tensors: dict[str, Tensor], layer: str, bits: int, name: str, count
     return signed.T if name == "weight_zero_point" else signed
 
 
+def small_float(code: int, bits: int) -> float:
+    """e2m1 of 4 bits or e2m3 of 6: a sign, two bits of exponent with bias 1, and the mantissa."""
+    mantissa = bits - 3
+    sign, exponent, fraction = code >> (bits - 1), code >> mantissa & 3, code & (1 << mantissa) - 1
+    size = (fraction + (1 << mantissa if exponent else 0)) / (1 << mantissa) * 2.0 ** max(exponent - 1, 0)
+    return -size if sign else size
+
+
+def microscaled(tensors: dict[str, Tensor], layer: str, bits: int) -> tuple[Tensor, Tensor]:
+    """Codes [N, K] and scales [N, G] of nvfp4 and the mx formats."""
+    scale = tensors[f"{layer}.weight_scale"]
+    overall = tensors.get(f"{layer}.weight_global_scale")
+    scale = torch.exp2(scale.double() - 127) if overall is None else scale.double() / overall.double()
+    if bits == 8:
+        return tensors[f"{layer}.weight"].double(), scale
+    values = [small_float(code, bits) for code in range(1 << bits)]
+    rows = []
+    for row in tensors[f"{layer}.weight_packed"].numpy():
+        stream = int.from_bytes(row.tobytes(), "little")
+        rows.append([values[stream >> shift & (1 << bits) - 1] for shift in range(0, len(row) * 8, bits)])
+    return torch.tensor(rows, dtype=torch.float64), scale
+
+
 def dequantized(folder: Path, layer: str) -> tuple[Tensor, Tensor]:
     """The layer's weight and the scale of each of its elements, both [N, K], in float64 and by the definition."""
     tensors, args = tensors_of(folder), args_of(folder, layer)
+    if args.get("scale_dtype"):
+        codes, scale = microscaled(tensors, layer, args["num_bits"])
+        scale = scale.repeat_interleave(args["group_size"], 1)
+        return codes * scale, scale
     scale = tensors[f"{layer}.weight_scale"].double()
     if f"{layer}.weight_packed" in tensors:
         rows, columns = tensors[f"{layer}.weight_shape"].tolist()
@@ -93,7 +120,8 @@ def test_a_variant_is_its_model_rounded(name: str, tiny_checkpoint: Checkpoint) 
         if args["type"] == "int":
             slack = step * (0.5 if args["symmetric"] else 1.0) + largest * 2**-8
         else:
-            slack = weight.abs() * 2**-4 + step * 2**-9 + largest * 2**-8
+            last_place, least = {4: (2**-2, 0.25), 6: (2**-4, 2**-4), 8: (2**-4, 2**-9)}[args["num_bits"]]
+            slack = weight.abs() * last_place + step * least + largest * 2**-8
         assert ((rounded - weight).abs() <= slack).all()
 
 
