@@ -1,153 +1,152 @@
 """Many patterns asked about many names.
 
-Two observations keep the cost of a name near that of one look-up, whatever the number and the kind of the patterns:
+Three observations keep the cost of a name near that of one look-up, whatever the number and the kind of the patterns:
 
 * all patterns that RE2 serves are answered by one scan of the name;
 * the names of a model differ mostly in their layer and expert numbers, to which most patterns are blind. A pattern
   without back-references sees a character only through its literals and classes; digits that no pattern tells apart
-  can be exchanged in a name without changing any answer. So names are remembered up to such digits.
+  can be exchanged in a name without changing any answer. So names are remembered up to such digits;
+* the patterns that do name numbers match few names, and many names that none of them matches are told by one scan.
 """
 
 from __future__ import annotations
 
-import re
-import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
-from .patterns import FREE_S, Pattern, PatternBudget, load_re2, plain, re2_options
+from .pattern_scanner import build_scanner
+from .pattern_syntax import digit_sets, digit_table, portable
+from .patterns import Pattern, PatternBudget
 
-_SET_MEMORY = 32 << 20  # bytes
-_TIMED_PROGRAM = 20_000  # RE2 instructions above which even a linear scan is worth timing
-_SET_PROGRAM = 200_000  # ... and above which compiling the set takes too long
-_FREE_S_EACH = 10e-6  # more that a name may take, uncharged, for each pattern that RE2 does not serve ...
-_FREE_PATTERNS = 64  # ... up to this number of them
+Numbers = tuple[int, ...]
 
-# ------------------------------------------------------------------------------------------------------------- digits
-
-_TOKEN = re.compile(
-    r"\\(?P<escape>.)|\[\^?(?P<set>\]?(?:\\.|[^\]\\])*+)\]|(?P<repeat>\{[0-9]*,?[0-9]*\})|(?P<refer>\(\?P=)|(?P<digit>[0-9])",
-    re.DOTALL,
-)
-_MEMBER = re.compile(r"(?P<low>\\.|[^\\])-(?P<high>\\.|[^\\])|(?P<one>\\.|.)", re.DOTALL)
-_FLAGS = re.compile(r"\(\?[a-zA-Z]*x")
-_SAFE_ESCAPES = frozenset("dDwWsSbBAZ")
-_DIGITS = "0123456789"
-
-
-def digit_table(texts: Iterable[str]) -> bytes | None:
-    """A ``bytes.translate`` table that maps each digit to the least one that no pattern of ``texts`` tells it from.
-
-    ``None`` when that would be every digit to itself. It may tell more digits apart than the patterns do, never fewer.
-    """
-    seen: set[frozenset[str]] = set()
-    for text in texts:
-        sets = _digit_sets(text)
-        if sets is None:
-            return None
-        seen |= sets
-    by_signature: dict[tuple[bool, ...], str] = {}
-    order = list(seen)
-    image = [by_signature.setdefault(tuple(digit in group for group in order), digit) for digit in _DIGITS]
-    return None if image == list(_DIGITS) else bytes.maketrans(_DIGITS.encode(), "".join(image).encode())
-
-
-def _digit_sets(text: str) -> set[frozenset[str]] | None:
-    """The sets of digits that the literals and classes of ``text`` single out; ``None`` when it may look at digits in
-    another way (back-references, numeric escapes, comments)."""
-    if "(?#" in text or _FLAGS.search(text):  # in comments, brackets do not pair
-        return None
-    sets: set[frozenset[str]] = set()
-    for token in _TOKEN.finditer(text):
-        kind, piece = token.lastgroup, token[token.lastgroup or 0]
-        if kind == "refer" or (kind == "escape" and not _harmless(piece)):
-            return None
-        if kind == "digit":
-            sets.add(frozenset(piece))
-        elif kind == "set":
-            for member in _MEMBER.finditer(piece):
-                ends = [end for end in member.groups() if end is not None]
-                if any(end[0] == "\\" and not _harmless(end[1]) for end in ends):
-                    return None
-                if ends[0][-1] in _SAFE_ESCAPES and len(ends[0]) > 1:  # \d and its like take all digits or none
-                    continue
-                sets.add(frozenset(d for d in _DIGITS if ends[0][-1] <= d <= ends[-1][-1]))
-    return sets
-
-
-def _harmless(escaped: str) -> bool:
-    return escaped in _SAFE_ESCAPES or not escaped.isalnum()
-
-
-# --------------------------------------------------------------------------------------------------------------- scan
+_FEW_DIGITS = 3  # kinds of digits up to which patterns that see them may share a memory with those that do not
+_REMEMBERED = 100_000  # names of one memory
+_STRETCH = 4096  # names translated at once
 
 
 class PatternSet:
-    """Several patterns answered together; the patterns share ``budget``."""
+    """Several patterns answered together; the patterns share ``budget``, and threads may share the set.
+
+    Raises ``ConfigError`` for a pattern that is too long or that Python's ``re`` refuses.
+    """
 
     def __init__(self, patterns: Sequence[Pattern], budget: PatternBudget) -> None:
-        self.patterns = tuple(patterns)
-        self._budget = budget
-        fast = [i for i, pattern in enumerate(self.patterns) if pattern.engine == "re2"]
-        self._scan_fast = self._build(fast)
-        self._fast = fast if self._scan_fast is not None else []
-        self._slow = sorted(set(range(len(self.patterns))) - set(self._fast))
-        size = sum(self.patterns[i].program_size for i in fast)
-        self._timed = bool(self._slow) or size > _TIMED_PROGRAM
-        self._free_s = FREE_S + _FREE_S_EACH * min(len(self._slow), _FREE_PATTERNS)
-        self._digits = digit_table(pattern.text for pattern in self.patterns)
-        self._known: dict[bytes, tuple[int, ...]] = {}
+        for pattern in patterns:
+            pattern.check_length()
+        seen = [digit_sets(pattern.text) for pattern in patterns]
+        parts = [list(range(len(patterns)))]
+        table = digit_table(seen)
+        if table is None or len(set(table[ord("0") : ord("9") + 1])) > _FEW_DIGITS:
+            blind = [i for i in parts[0] if seen[i] == frozenset()]
+            parts = [blind, [i for i in parts[0] if seen[i] != frozenset()]]
+        self._parts = [
+            _Part({i: patterns[i] for i in part}, digit_table(seen[i] for i in part), budget) for part in parts if part
+        ]
+        self._merged: dict[tuple[Numbers, Numbers], Numbers] = {}
 
-    def scan(self, name: str) -> tuple[int, ...]:
-        """Ascending indices of the patterns that match ``name``. Raises ``ConfigError`` when time runs out."""
-        if self._digits is None:
-            return self._ask(name)
+    def scan(self, name: str) -> Numbers:
+        """Ascending numbers of the patterns that match ``name``. Raises ``ConfigError`` when time runs out."""
+        if len(self._parts) == 1:
+            return self._parts[0].scan(name)
+        blind, seeing = self._parts
+        return self._merge(blind.scan(name), seeing.scan(name))
+
+    def scan_many(self, names: Sequence[str]) -> list[Numbers]:
+        """:meth:`scan` of each name."""
+        found: list[Numbers] = [()] * len(names)
+        for part in self._parts:
+            more = part.scan_many(names)
+            if any(more):
+                found = list(map(self._merge, found, more)) if any(found) else more
+        return found
+
+    def _merge(self, one: Numbers, other: Numbers) -> Numbers:
+        if not one:
+            return other
+        if not other:
+            return one
+        merged = self._merged.get((one, other))
+        if merged is None:
+            merged = self._merged[one, other] = tuple(sorted(one + other))
+        return merged
+
+
+class _Part:
+    """Patterns, by number, that tell the same digits apart: ``table`` maps a digit to the one that stands for it."""
+
+    def __init__(self, patterns: dict[int, Pattern], table: bytes | None, budget: PatternBudget) -> None:
+        self._patterns = patterns
+        self._table = table
+        self._known: dict[bytes, Numbers] = {}
+        candidates = [i for i, pattern in patterns.items() if portable(pattern.text)]
+        self._scanner, taken = build_scanner([(patterns[i].text, patterns[i].field) for i in candidates], budget)
+        self._fast = [candidates[i] for i in taken]
+        fast = set(self._fast)
+        self._slow = [i for i in patterns if i not in fast]
+        for i in self._slow:
+            patterns[i].check()
+
+    def scan(self, name: str) -> Numbers:
+        if self._table is None:
+            hits = self._scanner.scan(name) if self._scanner is not None else None
+            return hits if hits == () and not self._slow else self._complete(name, hits)
         try:
-            key = name.encode().translate(self._digits)
+            key = name.encode().translate(self._table)
         except UnicodeEncodeError:  # a lone surrogate
-            return self._ask(name)
+            return self._complete(name, None)
         found = self._known.get(key)
         if found is None:
-            found = self._known[key] = self._ask(name)
+            found = self._ask(name)
+            if len(self._known) < _REMEMBERED:
+                self._known[key] = found
         return found
 
-    def _ask(self, name: str) -> tuple[int, ...]:
-        if not plain(name):
-            return self._charged(name, lambda: self._ask_each(name, range(len(self.patterns)), limited=True))
-        if self._timed:
-            return self._charged(name, lambda: self._ask_plain(name))
-        return self._ask_plain(name)
+    def scan_many(self, names: Sequence[str]) -> list[Numbers]:
+        if self._table is None:
+            return self._ask_many(names)
+        found: list[Numbers] = []
+        for start in range(0, len(names), _STRETCH):
+            found += self._scan_stretch(names[start : start + _STRETCH], self._table)
+        return found
 
-    def _ask_plain(self, name: str) -> tuple[int, ...]:
-        found: list[int] = []
-        if self._scan_fast is not None and (hits := self._scan_fast(name.encode())):
-            found = [self._fast[i] for i in hits]
+    def _scan_stretch(self, names: Sequence[str], table: bytes) -> list[Numbers]:
+        joined = "\n".join(names)
+        if not joined.isascii() or joined.count("\n") != len(names) - 1:
+            return [self.scan(name) for name in names]
+        keys = joined.encode().translate(table).split(b"\n")
+        known = self._known
+        fresh = {key: name for key, name in zip(keys, names, strict=True) if key not in known}
+        if not fresh:
+            return [known[key] for key in keys]
+        asked = dict(zip(fresh, self._ask_many(list(fresh.values())), strict=True))
+        if len(known) + len(asked) <= _REMEMBERED:
+            known.update(asked)
+            return [known[key] for key in keys]
+        return [asked[key] if key in asked else known[key] for key in keys]
+
+    def _ask(self, name: str) -> Numbers:
+        hits = self._scanner.scan(name) if self._scanner is not None else None
+        return hits if hits == () and not self._slow else self._complete(name, hits)
+
+    def _ask_many(self, names: Sequence[str]) -> list[Numbers]:
+        if self._scanner is None:
+            return [self._ask(name) for name in names]
+        if self._scanner.takes_all(names):
+            hits = self._scanner.scan_many(names)
+        else:
+            taken = list(filter(self._scanner.takes, names))
+            of_name = dict(zip(taken, self._scanner.scan_many(taken), strict=True))
+            hits = [of_name.get(name) for name in names]
         if self._slow:
-            found.extend(self._ask_each(name, self._slow, limited=False))
-        return tuple(sorted(found))
+            return list(map(self._complete, names, hits))
+        return [self._complete(name, found) if found != () else found for name, found in zip(names, hits, strict=True)]
 
-    def _ask_each(self, name: str, indices: Iterable[int], *, limited: bool) -> tuple[int, ...]:
-        return tuple(i for i in indices if self.patterns[i].ask(name, limited=limited))
+    def _complete(self, name: str, hits: Numbers | None) -> Numbers:
+        """The answer where the scanner found ``hits``, or has none to give."""
+        if hits is None:
+            return self._ask_each(name, self._patterns)
+        found = tuple(map(self._fast.__getitem__, hits)) if hits else ()
+        return tuple(sorted(found + self._ask_each(name, self._slow))) if self._slow else found
 
-    def _charged(self, name: str, ask: Callable[[], tuple[int, ...]]) -> tuple[int, ...]:
-        start = time.thread_time()
-        found = ask()
-        blamed = self.patterns[self._slow[0] if self._slow else self._fast[-1]]
-        self._budget.charge(time.thread_time() - start - self._free_s, blamed.text, name, blamed.field)
-        return found
-
-    def _build(self, indices: Sequence[int]) -> Callable[[bytes], Iterable[int] | None] | None:
-        re2 = load_re2()
-        if re2 is None or not indices or sum(self.patterns[i].program_size for i in indices) > _SET_PROGRAM:
-            return None
-        scanner = re2.Set.MatchSet(re2_options(re2, _SET_MEMORY))
-        last = self.patterns[indices[-1]]
-        start = time.thread_time()
-        try:
-            for i in indices:
-                scanner.Add(self.patterns[i].text.encode())
-            scanner.Compile()
-        except re2.error:
-            return None  # too large together: each pattern is then asked by itself
-        self._budget.charge(time.thread_time() - start, last.text, None, last.field)
-        scan: Callable[[bytes], Iterable[int] | None] = scanner.Match
-        return scan
+    def _ask_each(self, name: str, numbers: Iterable[int]) -> Numbers:
+        return tuple(i for i in numbers if self._patterns[i].ask(name))

@@ -13,12 +13,11 @@ answered together (see :mod:`.pattern_sets`), so that the cost of a name does no
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from .errors import ConfigError
 from .pattern_sets import PatternSet
-from .patterns import MAX_REGEX_TOTAL, MAX_REGEXES, Pattern, PatternBudget, compile_pattern
+from .patterns import MAX_REGEX_TOTAL, MAX_REGEXES, Pattern, PatternBudget
 
 MAX_ENTRIES = 1_000_000
 """Entries of all targets and ignore lists together. Lists that spell out every module of a large model are legal."""
@@ -26,8 +25,7 @@ MAX_ENTRIES = 1_000_000
 _PREFIX = "re:"
 
 
-@dataclass(frozen=True)
-class TargetMatch:
+class TargetMatch(NamedTuple):
     """``group`` is the name of the config group, ``target`` its entry as written, ``how`` what it matched by."""
 
     group: str
@@ -35,10 +33,26 @@ class TargetMatch:
     how: Literal["name", "regex", "class"]
 
 
-class _Outcome(NamedTuple):
-    matches: tuple[TargetMatch, ...]
-    winner: TargetMatch | None
-    engines: TargetMatch | None  # what an engine would take instead, where that is another group
+class TargetAnswer(NamedTuple):
+    """All that the config says about one module: see the methods of :class:`TargetIndex` of these names."""
+
+    ignored_by: str | None
+    match: TargetMatch | None
+    engine_order_differs: TargetMatch | None
+
+
+class _Known:
+    """What is known of all modules that the same regular expressions match and that have the same classes, apart from
+    entries that are a module's exact name."""
+
+    __slots__ = ("answer", "by_regex", "ignore_hits", "matches", "target_hits")
+
+    def __init__(self, answer: TargetAnswer, matches: tuple[TargetMatch, ...], by_regex: str | None) -> None:
+        self.answer = answer
+        self.matches = matches
+        self.by_regex = by_regex  # the first regular expression that matches, in the order of the config
+        self.target_hits: tuple[str, ...] = ()  # entries that hit, until they are noted
+        self.ignore_hits: tuple[str, ...] = ()
 
 
 class TargetIndex:
@@ -87,9 +101,9 @@ class TargetIndex:
         ranked = sorted(self._group_of, key=lambda target: ("re:" in target, target))
         self._rank = {target: rank for rank, target in enumerate(ranked)}
         self._position = {target: position for position, target in enumerate(self._group_of)}
-        self._last: tuple[str | None, tuple[int, ...]] = (None, ())
-        self._outcomes: dict[tuple[tuple[int, ...], Sequence[str]], _Outcome] = {}
-        self._ignored: dict[tuple[tuple[int, ...], Sequence[str]], str | None] = {}
+        self._literals = {entry for entry in (*self._group_of, *self._ignore) if not entry.startswith(_PREFIX)}
+        self._known: dict[tuple[str, ...], dict[tuple[int, ...], _Known]] = {}
+        self._last: tuple[str | None, tuple[str, ...] | None, _Known] = (None, None, _NOTHING)
         self._hit_targets: set[str] = set()
         self._hit_ignore: set[str] = set()
 
@@ -98,25 +112,23 @@ class TargetIndex:
     def ignored_by(self, name: str, classes: Sequence[str]) -> str | None:
         """The ignore entry that excludes the module, or ``None``: its name first, then regular expressions, then
         classes, each in the order of the list."""
-        if type(classes) is not tuple:
-            classes = _as_tuple(classes)
-        regexes = self._scan(name)
-        if name in self._ignore:  # one module at most: not worth remembering
-            return self._ignore_entry(name, regexes, classes)
-        key = (regexes, classes)
-        try:
-            return self._ignored[key]
-        except KeyError:
-            entry = self._ignored[key] = self._ignore_entry(name, regexes, classes)
-            return entry
+        known = self._about(name, classes)
+        if known.ignore_hits:
+            self._note_ignore(known)
+        return known.answer.ignored_by
 
     def match(self, name: str, classes: Sequence[str]) -> TargetMatch | None:
         """The target that decides for the module, or ``None``. Does not look at the ignore list."""
-        return self._outcome(name, classes).winner
+        known = self._about(name, classes)
+        if known.target_hits:
+            self._note_targets(known)
+        return known.answer.match
 
     def matches(self, name: str, classes: Sequence[str]) -> list[TargetMatch]:
         """All targets that match the module; the first one decides."""
-        return list(self._outcome(name, classes).matches)
+        known = self._about(name, classes)
+        self._note_targets(known)
+        return list(known.matches)
 
     def engine_order_differs(self, name: str, classes: Sequence[str]) -> TargetMatch | None:
         """What an engine takes where that is another group than :meth:`match`, else ``None``.
@@ -124,7 +136,45 @@ class TargetIndex:
         vLLM and SGLang try names and regular expressions in the order of the config, and classes only after them; of a
         target in two groups the first place counts, with the last group's args.
         """
-        return self._outcome(name, classes).engines
+        known = self._about(name, classes)
+        self._note_targets(known)
+        return known.answer.engine_order_differs
+
+    def match_many(self, names: Sequence[str], classes: Iterable[Sequence[str]]) -> list[TargetAnswer]:
+        """All of the above for each name with its classes, in order; much faster than name by name.
+
+        Every target and ignore entry that hits counts as matched.
+        """
+        found = self._scanner.scan_many(names) if self._scanner is not None else ((),) * len(names)
+        answers: list[TargetAnswer] = []
+        last: Sequence[str] | None = None
+        group: tuple[str, ...] = ()
+        of_classes: dict[tuple[int, ...], _Known] = {}
+        literals = self._literals
+        for name, regexes, its_classes in zip(names, found, classes, strict=True):
+            if its_classes is not last:
+                group = its_classes if type(its_classes) is tuple else _as_tuple(its_classes)
+                last = group
+                of_classes = self._known.setdefault(group, {})
+            known = of_classes.get(regexes) or self._learn(regexes, group)
+            if known.ignore_hits:
+                self._note_ignore(known)
+            if known.target_hits:
+                self._note_targets(known)
+            if name not in literals:
+                answers.append(known.answer)
+            elif (answer := self._with_literal(name, group, known)) is not None:
+                answers.append(answer)
+                if name in self._ignore:
+                    self._hit_ignore.add(name)
+                if name in self._group_of:
+                    self._hit_targets.add(name)
+            else:
+                known = self._resolve(name, regexes, group)
+                self._note_ignore(known)
+                self._note_targets(known)
+                answers.append(known.answer)
+        return answers
 
     def unmatched(self) -> list[tuple[str, str]]:
         """``("target" | "ignore", entry)`` for each entry that matched none of the modules asked about so far.
@@ -140,66 +190,97 @@ class TargetIndex:
 
     # ------------------------------------------------------------------------------------------------------ internals
 
-    def _scan(self, name: str) -> tuple[int, ...]:
-        """Numbers in ``_regexes`` that match. The same name is asked about several times in a row."""
-        if self._scanner is None:
-            return ()
-        last, found = self._last
-        if last == name:
-            return found
-        found = self._scanner.scan(name)
-        self._last = (name, found)
-        return found
-
-    def _outcome(self, name: str, classes: Sequence[str]) -> _Outcome:
+    def _about(self, name: str, classes: Sequence[str]) -> _Known:
+        """The same module is asked about several times in a row, by the same objects."""
+        last_name, last_classes, known = self._last
+        if last_name is name and last_classes is classes:
+            return known
         if type(classes) is not tuple:
             classes = _as_tuple(classes)
-        regexes = self._scan(name)
-        if name in self._group_of:
-            return self._target_outcome(name, regexes, classes)
-        key = (regexes, classes)
+        regexes = self._scanner.scan(name) if self._scanner is not None else ()
         try:
-            return self._outcomes[key]
+            known = self._known[classes][regexes]
         except KeyError:
-            outcome = self._outcomes[key] = self._target_outcome(name, regexes, classes)
-            return outcome
+            known = self._learn(regexes, classes)
+        if name in self._literals:
+            known = self._about_literal(name, regexes, classes, known)
+        self._last = (name, classes, known)
+        return known
 
-    def _target_outcome(self, name: str, regexes: tuple[int, ...], classes: Sequence[str]) -> _Outcome:
+    def _learn(self, regexes: tuple[int, ...], classes: tuple[str, ...]) -> _Known:
+        known = self._resolve(None, regexes, classes)
+        self._known.setdefault(classes, {})[regexes] = known
+        return known
+
+    def _with_literal(self, name: str, classes: tuple[str, ...], known: _Known) -> TargetAnswer | None:
+        """The answer for a module whose name is an entry, from what is known without that, or ``None`` where it has to
+        be found afresh. Lists may spell out every module of a model, so this must be quick."""
+        if "re:" in name or name in classes or name in _UNLISTED or "InternalModule" in classes:
+            return None
+        ignored, match, engine = known.answer
+        if name in self._ignore:
+            ignored = name
+        group = self._group_of.get(name)
+        if group is not None:
+            match, engine, first = TargetMatch(group, name, "name"), None, known.by_regex
+            if first is not None and self._position[first] < self._position[name] and self._group_of[first] != group:
+                engine = TargetMatch(self._group_of[first], first, "regex")
+        return TargetAnswer(ignored, match, engine)
+
+    def _about_literal(self, name: str, regexes: tuple[int, ...], classes: tuple[str, ...], known: _Known) -> _Known:
+        answer = self._with_literal(name, classes, known)
+        if answer is None:
+            return self._resolve(name, regexes, classes)
+        matches, target_hits = known.matches, known.target_hits
+        if answer.match is not None and name in self._group_of:
+            matches, target_hits = (answer.match, *matches), (*target_hits, name)
+        more = _Known(answer, matches, known.by_regex)
+        more.target_hits = target_hits
+        more.ignore_hits = (*known.ignore_hits, name) if name in self._ignore else known.ignore_hits
+        return more
+
+    def _resolve(self, name: str | None, regexes: tuple[int, ...], classes: tuple[str, ...]) -> _Known:
+        """By the rules, in one go. ``name`` is ``None`` for a module whose name is no entry."""
         by_class = _class_names(classes)
         if by_class is None:
-            return _Outcome((), None, None)
+            return _NOTHING
         rank, position = self._rank, self._position
-        by_name = {t for i in regexes if (t := self._regexes[i]) in rank}
-        if name in rank and not name.startswith(_PREFIX):
-            by_name.add(name)
+        texts = [self._regexes[i] for i in regexes]
+        exact = {name} if name is not None and not name.startswith(_PREFIX) else set()
+        by_name = {t for t in (*exact, *texts) if t in rank}
         only_class = {c for c in by_class if c in rank and c not in by_name}
-        ordered = sorted(by_name, key=rank.__getitem__) + sorted(only_class, key=rank.__getitem__)
-        if not ordered:
-            return _Outcome((), None, None)
-        self._hit_targets.update(ordered)
-        matches = tuple(self._as_match(target, target in by_name) for target in ordered)
-        first = min(by_name or only_class, key=position.__getitem__)
-        other = self._as_match(first, first in by_name) if self._group_of[first] != matches[0].group else None
-        return _Outcome(matches, matches[0], other)
+        hits = (*sorted(by_name, key=rank.__getitem__), *sorted(only_class, key=rank.__getitem__))
+        matches = tuple(self._as_match(target, target in by_name) for target in hits)
+        winner = matches[0] if matches else None
+        engine = None
+        if winner is not None:
+            first = min(by_name or only_class, key=position.__getitem__)
+            if self._group_of[first] != winner.group:
+                engine = self._as_match(first, first in by_name)
+        listed = [[e for e in entries if e in self._ignore] for entries in (exact, texts, by_class)]
+        ignored = next((min(entries, key=self._ignore.__getitem__) for entries in listed if entries), None)
+        by_regex = min((t for t in texts if t in rank), key=position.__getitem__, default=None)
+        known = _Known(TargetAnswer(ignored, winner, engine), matches, by_regex)
+        known.target_hits = hits
+        known.ignore_hits = tuple(entry for entries in listed for entry in entries)
+        return known
 
     def _as_match(self, target: str, by_name: bool) -> TargetMatch:
         if not by_name:
             return TargetMatch(self._group_of[target], target, "class")
         return TargetMatch(self._group_of[target], target, "regex" if target.startswith(_PREFIX) else "name")
 
-    def _ignore_entry(self, name: str, regexes: tuple[int, ...], classes: Sequence[str]) -> str | None:
-        by_class = _class_names(classes)
-        if by_class is None:
-            return None
-        position = self._ignore
-        by_regex = [t for i in regexes if (t := self._regexes[i]) in position]
-        of_class = [c for c in by_class if c in position]
-        exact = [name] if name in position and not name.startswith(_PREFIX) else []
-        self._hit_ignore.update(exact, by_regex, of_class)
-        for entries in (exact, by_regex, of_class):
-            if entries:
-                return min(entries, key=position.__getitem__)
-        return None
+    def _note_targets(self, known: _Known) -> None:
+        self._hit_targets.update(known.target_hits)
+        known.target_hits = ()
+
+    def _note_ignore(self, known: _Known) -> None:
+        self._hit_ignore.update(known.ignore_hits)
+        known.ignore_hits = ()
+
+
+_NOTHING = _Known(TargetAnswer(None, None, None), (), None)
+_UNLISTED = frozenset({"Module", "Linear", "object"})  # classes that a module may have or not, whatever it lists
 
 
 def _strings(entries: Iterable[str], field: str) -> Iterable[str]:
@@ -220,7 +301,7 @@ def _compile(origin: dict[str, str], budget: PatternBudget) -> list[Pattern]:
             observed=f"{len(origin)} regular expressions of {total} characters",
             required=f"at most {MAX_REGEXES} of {MAX_REGEX_TOTAL} characters together",
         )
-    return [compile_pattern(text.removeprefix(_PREFIX), budget=budget, field=field) for text, field in origin.items()]
+    return [Pattern(entry.removeprefix(_PREFIX), budget, field) for entry, field in origin.items()]
 
 
 def _as_tuple(classes: Sequence[str]) -> tuple[str, ...]:

@@ -1,0 +1,68 @@
+"""How long the regular expressions of one plan may take, all together and each."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from .errors import ConfigError
+
+_SETTLED_S = 0.02  # seconds of the wall clock after which the clock of the CPU is asked, which is slow
+
+
+class PatternBudget:
+    """Time that all regular expressions of one plan may spend together, in seconds of CPU time.
+
+    ``total_s`` bounds the sum of compiling and matching; ``per_match_s`` bounds a single match. Threads may share it.
+    """
+
+    __slots__ = ("_cpu_s", "_lock", "pending_s", "per_match_s", "spent_s", "total_s")
+
+    def __init__(self, total_s: float = 1.0, per_match_s: float = 0.05) -> None:
+        self.total_s = total_s
+        self.per_match_s = per_match_s
+        self.spent_s = 0.0
+        self.pending_s = 0.0  # of the wall clock, not yet charged
+        self._cpu_s = time.process_time()
+        self._lock = threading.Lock()
+
+    def limit(self) -> float:
+        """Seconds that the next match may take; never 0, which some engines read as "no limit"."""
+        return max(min(self.per_match_s, self.total_s - self.spent_s), 1e-4)
+
+    def charge(self, seconds: float, text: str, name: str | None = None, field: str | None = None) -> None:
+        """Record a measured duration. Raises ``ConfigError`` when the budget is used up."""
+        with self._lock:
+            self.spent_s += max(seconds, 0.0)
+        if self.spent_s > self.total_s:
+            raise out_of_time(text, name, field, f"{self.total_s:g} s for all regular expressions together")
+
+    def add(self, seconds: float, text: str, name: str | None = None, field: str | None = None) -> None:
+        """As :meth:`charge`, with a duration of the wall clock.
+
+        A thread that waits for its turn is not charged: durations are collected, and then the process must have used as
+        much CPU time since the last collection.
+        """
+        self.pending_s += seconds
+        if self.pending_s > _SETTLED_S:
+            with self._lock:
+                cpu_s = time.process_time()
+                used, self._cpu_s = min(self.pending_s, cpu_s - self._cpu_s), cpu_s
+                self.pending_s = 0.0
+            self.charge(used, text, name, field)
+
+
+def out_of_time(text: str, name: str | None, field: str | None, limit: str) -> ConfigError:
+    """The error for the regular expression ``text``, asked about ``name``, that exceeds ``limit``."""
+    where = f" on {clip(name)!r}" if name is not None else ""
+    return ConfigError(
+        f"the regular expression {clip(text)!r} ran out of time{where}",
+        field=field,
+        required=limit,
+        remedy="write it without nested repetition, look-around and back-references; google-re2 helps where missing",
+    )
+
+
+def clip(text: str) -> str:
+    """``text`` short enough for a message."""
+    return text if len(text) <= 120 else text[:117] + "..."
