@@ -10,7 +10,6 @@ import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 from ..registry.errors import ConfigError
 from ..registry.registry import Registry
@@ -21,8 +20,8 @@ from .fact_changes import fact_changes
 from .observing import Observation, observe
 from .rows import Row, TableError
 
-#: pairs of facts that are tried before a row is called dead
-_PAIRS = 20_000
+#: values of a fact that are tried together with those of another before a row is called dead
+_FEW = 2
 
 
 @dataclass(frozen=True)
@@ -122,8 +121,21 @@ class _Sensitivity:
         first = list(_fact_mutations(self.row, self.seen))
         if not first or any(self._fails(mutation.row) for mutation in first):
             return True
-        pairs = (two for one in first for two in _fact_mutations(one.row, self.seen) if two.what != one.what)
-        return any(self._fails(mutation.row) for mutation in islice(pairs, _PAIRS))
+        return any(self._fails(mutation.row) for mutation in self._pairs(first))
+
+    def _pairs(self, first: Sequence[Mutation]) -> Iterator[Mutation]:
+        """Two facts changed. Where no rule accepts the layer, only those that keep a rule out can change that."""
+        traces = [o.layer.trace.rules for o in self.seen if o.layer is not None and o.layer.rule is None]
+        hanging = [frozenset(m.field for m in candidate.mismatches) for trace in traces for candidate in trace]
+        if traces and self.row.form == "layer":
+            for one in first:
+                for two in _fact_mutations(one.row, self.seen):
+                    if two.what > one.what and any({one.what, two.what} == fields for fields in hanging):
+                        yield two
+        else:
+            for one in _few(first):
+                # in either order it is the same row
+                yield from (two for two in _few(_fact_mutations(one.row, self.seen)) if two.what > one.what)
 
     def _fails(self, changed: Row) -> bool | None:
         """``None`` where the change makes a config that cannot be: it says nothing about the decision."""
@@ -135,6 +147,15 @@ class _Sensitivity:
         if illegal and not any(isinstance(observation.error, ConfigError) for observation in self.seen):
             return None
         return any(differences(changed, observation) for observation in after)
+
+
+def _few(changes: Iterable[Mutation]) -> Iterator[Mutation]:
+    """The first values of each fact, which are the usual ones; of kinds and formats there is no usual one."""
+    counts: dict[str, int] = {}
+    for mutation in changes:
+        counts[mutation.what] = counts.get(mutation.what, 0) + 1
+        if counts[mutation.what] <= _FEW or mutation.what in ("kind", "format"):
+            yield mutation
 
 
 def _broken_claims(row: Row, facts: _Sensitivity) -> Iterator[str]:

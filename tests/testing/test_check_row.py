@@ -120,7 +120,11 @@ def test_facts_are_resolved_as_a_config_that_says_the_same(name: str, kind: str)
     )  # fmt: skip
     module = {"linear": LAYER, "moe": "model.layers.0.mlp.experts.0.down_proj", "lm_head": "lm_head"}[kind]
     facts = Row.read({"id": "f", "preset": name, "format": format_, "kind": kind, "layer": module, "rule": "x"})
-    block = {"quant_method": "compressed-tensors", "format": format_, "config_groups": {name: ["Linear"]}}
+    block = {
+        "quant_method": "compressed-tensors",
+        "format": format_,
+        "config_groups": {"g": {"targets": ["Linear"], **PRESETS[name]}},
+    }
     (by_facts,) = observe(facts, BUILT_IN)
     with using_registry(BUILT_IN):
         planned = plan(block, modules={module: "Linear"}, strict=False).layers[module]
@@ -208,9 +212,9 @@ def test_environment_facts_can_be_assumed() -> None:
 def test_equivalents_and_differs_are_exact() -> None:
     own = Rule(
         "sample", When(format="sample", weights=Args()), "quantdispatch.schemes.wna16_int:WNA16Int",
-        equivalents={"one": ("A", "B")}, differs={"two": "drops the inputs"},
+        equivalents={"vllm": ("A", "B")}, differs={"sglang": "drops the inputs"},
     )  # fmt: skip
     registry, row = registry_with(own), {**FACTS, "format": "sample", "rule": "sample"}
-    check({**row, "equivalents": {"one": ["B", "A"]}, "differs": {"two": "inputs"}}, registry)
-    for wrong in ({"equivalents": {"one": ["A"]}}, {"equivalents": {}}, {"differs": {}}, {"differs": {"two": "x"}}):
+    check({**row, "equivalents": {"vllm": ["B", "A"]}, "differs": {"sglang": "inputs"}}, registry)
+    for wrong in ({"equivalents": {"vllm": ["A"]}}, {"equivalents": {}}, {"differs": {}}, {"differs": {"sglang": "x"}}):
         assert "expected" in mismatch({**row, **wrong}, registry)

