@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
 
 from .errors import QuantDispatchError
 from .resolution import Resolution
@@ -50,19 +51,26 @@ class Layers(Mapping[str, Resolution]):
 
     def alike(self) -> Iterator[tuple[Hashable, str]]:
         """Each layer's :attr:`.Resolution.likeness` and name."""
-        known: dict[int, Hashable] = {}
+        known: dict[int, tuple[Any, ...]] = {}
         for name, model in self._models.items():
             likeness = known.get(id(model))
             if likeness is None:
                 likeness = known[id(model)] = model.likeness
-            yield likeness, name
+            if name != model.name and model.name in (model.target, model.ignored_by):
+                # put there by an entry of its own name, each for itself
+                own = [name if entry == model.name else entry for entry in likeness[3:5]]
+                yield (*likeness[:3], *own, *likeness[5:]), name
+            else:
+                yield likeness, name
 
 
 def _like(model: Resolution, name: str) -> Resolution:
     """What ``model`` says, of a module that differs in name only."""
     tensors = model.tensors.of(name) if isinstance(model.tensors, LayerTensors) else model.tensors
     error = None if model.error is None else _renamed(model.error, model.name, name)
-    return replace(model, name=name, tensors=tensors, error=error)
+    # an entry of the config that is the model's own name stands for one of this name
+    target, ignored = (name if entry == model.name else entry for entry in (model.target, model.ignored_by))
+    return replace(model, name=name, target=target, ignored_by=ignored, tensors=tensors, error=error)
 
 
 def _renamed(error: QuantDispatchError, old: str, new: str) -> QuantDispatchError:

@@ -208,15 +208,15 @@ def _from_modules(
 
 def _from_patterns(
     config: QuantConfig, source: Source, index: TargetIndex, survey: Survey, transforms: Transforms, resolver: Resolver
-) -> dict[str, Resolution]:
-    layers = {}
+) -> Layers:
+    models = {}
     for module, place in representatives(config, source.raw, index, survey):
         # A pattern's own layers are unknown, so every transform may concern it.
         online = transforms.labels if place.group is not None else ()
-        layers[module.name] = resolver.resolve(module, Assignment(place.group, place.target, place.ignored_by, online))
+        models[module.name] = resolver.resolve(module, Assignment(place.group, place.target, place.ignored_by, online))
     if config.kv_cache_scheme is not None:
-        layers[CACHE] = resolver.cache(Module(CACHE, "attention", ("Attention",), "attention, from kv_cache_scheme"))
-    return layers
+        models[CACHE] = resolver.cache(Module(CACHE, "attention", ("Attention",), "attention, from kv_cache_scheme"))
+    return Layers(models)
 
 
 def _adopt_cache_scales(modules: Modules, assignments: Mapping[str, Assignment]) -> None:

@@ -70,15 +70,21 @@ class Resolver:
         self.inferred_formats: dict[str, str] = {}
 
     def resolve(self, module: Module, assignment: Assignment) -> Resolution:
-        """One module that stands by itself."""
-        return self._decide(module, assignment, {})
+        """What is decided for a module without tensors, or was for another one in the same place (so says its name)."""
+        key = (module.kind, module.classes, module.inferred, _place(module.name, assignment))
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._decide(module, assignment, {})
+        return known
 
     def resolve_family(self, modules: Modules, name: str, family: Family, assignment: Assignment) -> Resolution:
         """What is decided for module ``name`` of ``family``, or was for another one in the same place (so says its
         name): see :class:`.layers.Layers`."""
         key: Any = (family, assignment)
+        if name in (assignment.target, assignment.ignored_by):
+            key = (family, _place(name, assignment))
         if self._task.tensor_parallel > 1:  # then the name says how a layer is cut
-            key = (family, assignment, name.rpartition(".")[2])
+            key = (*key, name.rpartition(".")[2])
         known = self._known.get(key)
         if known is None:
             known = self._known[key] = self._decide(modules.module(name), assignment, modules.tensors(name))
@@ -198,6 +204,17 @@ class Resolver:
         )
 
 
+def _place(name: str, assignment: Assignment) -> tuple[Any, ...]:
+    """Where a module stands, the same for all that an entry of their own name put there: lists of names are long."""
+    group, target, ignored = assignment.group, assignment.target, assignment.ignored_by
+    return (
+        group and group.name,
+        (target == name) or target,
+        (ignored == name) or ignored,
+        assignment.transforms,
+    )
+
+
 def describe(facts: LayerFacts) -> str:
     """``"moe layer, weights int4 symmetric, group 32, format pack-quantized"``: kind, args and format in words."""
     words = [f"{facts.kind} layer" if facts.kind not in ("kv_cache", "attention", "lm_head") else facts.kind]
@@ -206,19 +223,19 @@ def describe(facts: LayerFacts) -> str:
 
 
 def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
+    """The one change that would make the layer resolve, and who else could help."""
     plugin = known_plugin(facts)
     if plugin is not None:
-        return plugin.remedy
-    if facts.kind == "kv_cache":
-        return (
-            "only float8 caches with stored scales have a scheme: take kv_cache_scheme out of the config to keep the "
-            "cache in the model's dtype, or install a plugin with a rule for it"
-        )
-    if nearest and nearest[0].mismatches:
-        first = nearest[0]
-        wanted = " and ".join(f"{m.field} were {m.required}" for m in first.mismatches)
-        return f"it would resolve as {first.rule.name} if {wanted}, or with a plugin that has a rule for it"
-    return "install a plugin that has a rule for it"
+        other = plugin.remedy
+    elif facts.kind == "kv_cache":
+        other = "take kv_cache_scheme out of the config to keep the cache in the model's dtype, or install a plugin"
+    else:
+        other = "install a plugin that has a rule for it"
+    first = nearest[0] if nearest else None
+    if first is None or not first.mismatches:
+        return other
+    wanted = " and ".join(f"{m.field} were {m.required} instead of {m.shown}" for m in first.mismatches)
+    return f"it would resolve as {first.rule.name} if {wanted}; or {other}"
 
 
 def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
