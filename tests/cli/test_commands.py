@@ -115,7 +115,7 @@ def test_a_miss_names_the_nearest_rules_and_a_remedy(write: Any, capsys: Capture
     assert main(["explain", path]) == 1
     lines = capsys.readouterr().out.splitlines()
     start = next(i for i, line in enumerate(lines) if line.startswith("    error    NoSchemeFound: "))
-    assert lines[start + 1].startswith("    nearest  wNa16_int: weights.num_bits is 9, requires 2..8")
+    assert lines[start + 1].startswith("    nearest  wNa16_int: weights.num_bits is 9, requires 1..8")
     assert [line[:13].strip() for line in lines[start + 1 : start + 5]] == ["nearest", "", "", "remedy"]
     assert main(["explain", path, "--json"]) == 1
     error = next(layer["error"] for layer in json.loads(capsys.readouterr().out)["layers"] if layer["error"])
