@@ -52,7 +52,10 @@ def is_mx(args: QuantArgs) -> bool:
 
 def mx_scale(exponent: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 exponents with bias 127 to powers of two; 255 is NaN. Exact in bfloat16 and wider."""
-    return exponent.view(torch.float8_e8m0fnu).to(torch.float32).to(dtype)
+    # By the bits of float32, whose exponents they are: compilers do not know torch's own dtype for them.
+    bits = exponent.to(torch.int32) << 23
+    bits = torch.where(exponent == 0, 1 << 22, torch.where(exponent == 255, 0x7FC00000, bits))
+    return bits.to(torch.int32).view(torch.float32).to(dtype)
 
 
 def scale_values(scale: Tensor, global_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
