@@ -82,19 +82,18 @@ class _Placing:
         self._known: dict[Any, Assignment] = {}
         self.assignments: dict[str, Assignment] = {}
         self.noted: list[tuple[str, _Place]] = []
-        self._go()
+        self._place_all()
 
-    def _go(self) -> None:
+    def _place_all(self) -> None:
         families, index = self._modules.families, self._index
         for name, family in families.items():
             if family.kind is None:  # never quantized, but an ignore entry may mean it
                 index.ignored_by(name, family.classes)
-        names = [name for name, family in families.items() if family.kind is not None]
-        its_families = [families[name] for name in names]
-        answers = index.match_many(names, [family.classes for family in its_families])
+        layers = {name: family for name, family in families.items() if family.kind is not None}
+        answers = index.match_many(list(layers), [family.classes for family in layers.values()])
         known: dict[tuple[Family, int], Assignment | None] = {}
-        for name, family, answer in zip(names, its_families, answers, strict=True):
-            key = (family, id(answer))
+        for (name, family), answer in zip(layers.items(), answers, strict=True):
+            key = (family, id(answer))  # an answer lives as long as the list of them
             if key in known:
                 assignment = known[key]
             else:

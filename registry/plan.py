@@ -199,9 +199,12 @@ def _from_modules(
                 models[name] = rest
     problems = [
         Problem(
-            "format-inferred", f"names no format: taken for {name} from its tensors", "note", f"config_groups.{group}"
+            "format-inferred",
+            f"names no format: taken for {' and '.join(sorted(formats))} from its tensors",
+            "note",
+            f"config_groups.{group}",
         )
-        for group, name in resolver.inferred_formats.items()
+        for group, formats in resolver.inferred_formats.items()
     ]
     return Layers(models), assigned.problems + problems
 

@@ -67,7 +67,7 @@ class Resolver:
         self._stored = stored
         self._known: dict[Any, Resolution] = {}
         #: groups whose format had to be found in the tensors, with what was found
-        self.inferred_formats: dict[str, str] = {}
+        self.inferred_formats: dict[str, set[str]] = {}
 
     def resolve(self, module: Module, assignment: Assignment) -> Resolution:
         """What is decided for a module without tensors, or was for another one in the same place (so says its name)."""
@@ -151,7 +151,7 @@ class Resolver:
         if name not in _OPEN_FORMATS or (name is not None and not module.tensors) or group.weights is None:
             return name
         name = arbitration.infer_format(module, group, self._config.path)
-        self.inferred_formats[group.name] = name
+        self.inferred_formats.setdefault(group.name, set()).add(name)
         return name
 
     def _choose(self, result: Resolution, module: Module, facts: LayerFacts, group: ConfigGroup | None) -> None:
