@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ..numerics.activations import quantize_outputs, seen_inputs
+from ..numerics.microscaling import mx_scale
 from ..registry.args import QuantArgs
 from ..registry.lazy import load_target
 from ..registry.operands import Operands
@@ -155,9 +156,15 @@ def _as_written(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> dict[s
     tensors = dict(stored)
     scale = tensors.get("weight_scale")
     if scale is not None and scale.dtype == torch.float8_e8m0fnu:
-        tensors["weight_scale"] = scale.view(torch.uint8)
-    elif scale is not None and scale.dtype == torch.uint8 and layer.format == "nvfp4-pack-quantized":
-        tensors["weight_scale"] = scale.view(torch.float8_e4m3fn)
+        scale = scale.view(torch.uint8)
+    if scale is not None and scale.dtype == torch.uint8:
+        if layer.format == "nvfp4-pack-quantized":
+            scale = scale.view(torch.float8_e4m3fn)
+        elif layer.format in ("float-quantized", "naive-quantized"):
+            # these formats know no exponents: its product would be one of bytes
+            scale = mx_scale(scale, torch.bfloat16)
+    if scale is not None:
+        tensors["weight_scale"] = scale
     if "weight_global_scale" in tensors:
         tensors["weight_global_scale"] = tensors["weight_global_scale"].reshape(1)
     return tensors

@@ -284,3 +284,16 @@ def test_exponents_under_their_own_dtype(checkpoint: Make, changed: Any, variant
     assert torch.equal(logits(model), logits(qd.load(checkpoint(variant))))
     assert all(row.weights_equal for row in verify(folder))
     assert {layer.stored_tensors()["weight_scale"].dtype for layer in packed(model).values()} == {torch.uint8}
+
+
+@pytest.mark.parametrize("format", ["float-quantized", "naive-quantized"])
+def test_exponents_in_a_format_of_plain_scales(checkpoint: Make, tmp_path: Path, format: str) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(checkpoint("mxfp8a16"), folder)
+    text = (folder / "config.json").read_text()
+    assert text.count('"mxfp8-quantized"') == 2
+    (folder / "config.json").write_text(text.replace('"mxfp8-quantized"', f'"{format}"'))
+    assert {layer.scheme for layer in qd.plan(folder).layers.values()} == {"w8a16_mxfp8", "dense"}
+    assert torch.equal(logits(qd.load(folder)), logits(qd.load(checkpoint("mxfp8a16"))))
+    for row in verify(folder):
+        assert row.weights_equal and row.error < 4e-3, row
