@@ -17,7 +17,7 @@ from .modules import LINEAR, Module, config_parts, quantized_names
 from .problem import Problem
 from .resolver import DENSE, Assignment
 from .scope import Scope
-from .targets import TargetAnswer, TargetIndex
+from .targets import TargetAnswer, TargetIndex, TargetMatch
 from .transforms import Transforms
 
 MATRIX_KINDS = frozenset({"linear", "moe", "embedding", "lm_head"})
@@ -34,11 +34,13 @@ class Assigned:
 
 class _Place(NamedTuple):
     """What becomes of a module. ``doubtful``: quantized by the config and stored dense. ``order``: what takes it here,
-    and what by the order of the groups. ``outside``: the config does not speak of that part of the model."""
+    and what by the order of the groups. ``overlap``: the pattern that takes it, and one of another group that would.
+    ``outside``: the config does not speak of that part of the model."""
 
     assignment: Assignment | None = None
     doubtful: bool = False
     order: tuple[str, str] | None = None
+    overlap: tuple[str, str] | None = None
     outside: bool = False
 
 
@@ -46,6 +48,7 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
     """Place ``modules``. Raises ``ConfigError`` when a regular expression runs out of time."""
     result = Assigned()
     orders: dict[tuple[str, str], list[str]] = {}
+    overlaps: dict[tuple[str, str], list[str]] = {}
     doubtful: list[str] = []
     outside: list[str] = []
     placing = _Placing(modules, config, index, transforms)
@@ -53,6 +56,8 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
     for name, place in placing.noted:
         if place.order is not None:
             orders.setdefault(place.order, []).append(name)
+        elif place.overlap is not None:
+            overlaps.setdefault(place.overlap, []).append(name)
         if place.doubtful:
             doubtful.append(name)
         if place.outside:
@@ -62,6 +67,7 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
         text = f"{_count(outside)} left dense: {config.path} speaks of another part of the model"
         result.problems.append(Problem("outside-config", text, "note", outside[0]))
     result.problems += [_order_problem(ours, theirs, names) for (ours, theirs), names in orders.items()]
+    result.problems += [_overlap_problem(ours, theirs, names) for (ours, theirs), names in overlaps.items()]
     result.problems += _unmatched(modules, index, explained)
     return result
 
@@ -99,7 +105,7 @@ class _Placing:
             else:
                 place = self._place(name, family, answer)
                 assignment = place.assignment
-                if place.doubtful or place.outside or place.order is not None:
+                if place.doubtful or place.outside or place.order is not None or place.overlap is not None:
                     self.noted.append((name, place))
                 elif self._scope.whole and not self._transforms and family.kind != "attention":
                     known[key] = assignment
@@ -131,7 +137,19 @@ class _Placing:
             self._assignment(group, match.target, None, online),
             stored_dense and self._config.effective_format(group) != DENSE,
             other and (_entry(match.group, match.target), _entry(other.group, other.target)),
+            self._overlap(name, family, match),
         )
+
+    def _overlap(self, name: str, family: Family, match: TargetMatch) -> tuple[str, str] | None:
+        """Two patterns of groups that differ: which one was meant is for the config's author to say."""
+        if match.how != "regex" or len(self._groups) == 1:
+            return None
+        ours = self._groups[match.group]
+        for other in self._index.matches(name, family.classes)[1:]:
+            theirs = self._groups[other.group]
+            if other.how == "regex" and theirs is not ours and not self._config.alike(ours, theirs):
+                return _entry(match.group, match.target), _entry(other.group, other.target)
+        return None
 
     def _assignment(
         self, group: ConfigGroup | None, target: str | None, ignored_by: str | None, online: tuple[str, ...]
@@ -145,8 +163,7 @@ class _Placing:
 
 def add_missing_head(modules: Modules, index: TargetIndex) -> None:
     """A head that shares the embedding's tensor has none of its own; targeted by name it must have."""
-    match = index.match("lm_head", LINEAR)
-    if match is not None and match.how == "name" and not has_head(modules):
+    if index.names("lm_head") and not has_head(modules):
         modules.add(Module("lm_head", "lm_head", LINEAR, "Linear, named by a target"))
 
 
@@ -173,6 +190,14 @@ def _order_problem(ours: str, theirs: str, names: list[str]) -> Problem:
         "engine-order",
         f"{_count(names)} taken by {ours}, as compressed-tensors sorts targets; engines that go by the order of the "
         f"groups take {theirs}",
+        where=names[0],
+    )
+
+
+def _overlap_problem(ours: str, theirs: str, names: list[str]) -> Problem:
+    return Problem(
+        "overlap",
+        f"{_count(names)} matched by both {ours} and {theirs}: the first counts, as compressed-tensors sorts targets",
         where=names[0],
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from .args import QuantArgs
 from .config_models import MIXED_PRECISION, NAIVE, ConfigGroup
-from .config_reading import Notes, join, read_args, read_optional_string, read_strings, show, wrong
+from .config_reading import Notes, check_no_cache, join, read_args, read_optional_string, read_strings, show, wrong
 from .errors import ConfigError
 from .presets import PRESETS, preset
 
@@ -51,14 +51,7 @@ def _read_group(name: str, raw: Any, path: str, notes: Notes) -> ConfigGroup:
         return _read_preset(name, raw, path, notes)
     if not isinstance(raw, Mapping):
         raise wrong(path, raw, "an object, or a list of targets when the group's name is a preset")
-    if raw.get("kv_cache_scheme") is not None:
-        raise wrong(
-            join(path, "kv_cache_scheme"),
-            raw["kv_cache_scheme"],
-            "no such key in a group",
-            message="kv_cache_scheme does not belong to a group",
-            remedy="move it to the top level of the quantization config, beside config_groups",
-        )
+    check_no_cache(raw, path, "a group")
     notes.unknown_keys(raw, _GROUP_KEYS, path)
     if "targets" not in raw:
         raise wrong(join(path, "targets"), None, "a list of strings", message="missing", remedy='e.g. ["Linear"]')

@@ -95,6 +95,11 @@ class QuantConfig(BaseModel):
             return f"{group.weights.type}-quantized"
         return name
 
+    def alike(self, one: ConfigGroup, other: ConfigGroup) -> bool:
+        """Do two groups quantize in the same way?"""
+        first, second = ((g.weights, g.inputs, g.outputs, self.effective_format(g)) for g in (one, other))
+        return first == second
+
     @property
     def is_quantized(self) -> bool:
         """Whether the config quantizes anything at all."""

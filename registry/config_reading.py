@@ -124,6 +124,18 @@ def read_optional_string(value: Any, path: str) -> str | None:
     return None if value is None else _encodable(value)
 
 
+def check_no_cache(raw: Mapping[Any, Any], path: str, what: str) -> None:
+    """Raises ``ConfigError`` for a ``kv_cache_scheme`` in a place where it would be lost."""
+    if raw.get("kv_cache_scheme") is not None:
+        raise wrong(
+            join(path, "kv_cache_scheme"),
+            raw["kv_cache_scheme"],
+            f"no such key in {what}",
+            message=f"kv_cache_scheme does not belong to {what}",
+            remedy="move it to the top level of the quantization config, beside config_groups",
+        )
+
+
 def read_args(raw: Any, path: str, notes: Notes) -> QuantArgs | None:
     """Quant args at ``path``, or ``None`` for null. Unknown keys go to ``notes``.
 
@@ -135,6 +147,7 @@ def read_args(raw: Any, path: str, notes: Notes) -> QuantArgs | None:
         return raw
     fields = QuantArgs.model_fields
     known = {key: value for key, value in read_mapping(raw, path).items() if key in fields}
+    check_no_cache(raw, path, "quant args")
     notes.unknown_keys(raw, frozenset(fields), path)
     try:
         return QuantArgs.model_validate(known)

@@ -63,12 +63,8 @@ def overlaps(config: QuantConfig, survey: Survey) -> list[Problem]:
             where=first.target,
         )
         for (first, second), name in survey.shared.items()
-        if _args(groups[first.group], config) != _args(groups[second.group], config)
+        if not config.alike(groups[first.group], groups[second.group])
     ]
-
-
-def _args(group: ConfigGroup, config: QuantConfig) -> tuple[Any, ...]:
-    return group.weights, group.inputs, group.outputs, config.effective_format(group)
 
 
 @dataclass

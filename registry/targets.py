@@ -130,6 +130,10 @@ class TargetIndex:
         self._note_targets(known)
         return list(known.matches)
 
+    def names(self, name: str) -> bool:
+        """Is ``name`` a target, word for word? Does not count as a match."""
+        return name in self._group_of
+
     def engine_order_differs(self, name: str, classes: Sequence[str]) -> TargetMatch | None:
         """What an engine takes where that is another group than :meth:`match`, else ``None``.
 
