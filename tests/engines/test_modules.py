@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from quantdispatch.engines import modules
+from quantdispatch.engines import packed
 from quantdispatch.engines.modules import QuantLinear
 from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.errors import CheckpointError, NoKernelFound
@@ -97,7 +97,7 @@ def kernels_of_the_test(monkeypatch: pytest.MonkeyPatch) -> None:
             raise NoKernelFound("no kernel for this dtype", layer=name)
         return KERNELS[spec.dtype]
 
-    monkeypatch.setattr(modules, "choose_kernel", choose)
+    monkeypatch.setattr(packed, "choose_kernel", choose)
 
 
 def stored_tensors(bias: bool = True) -> dict[str, torch.Tensor]:
