@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-NAMES = ("startup", "memory", "agreement", "decode")
+NAMES = ("startup", "resolve", "memory", "agreement", "decode")
 
 
 def show(console: Console, name: str, rows: list[dict[str, Any]]) -> None:

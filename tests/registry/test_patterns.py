@@ -241,7 +241,7 @@ def test_no_digits_are_exchanged_where_that_would_be_unsafe(text):
         ("a++", "regex"),
         (r"a\Z", "regex"),
         ("é", "regex"),
-        ("(?:(?:a{100}){100}){100}", "regex"),
+        ("(?:a{100}){20}", "regex"),
     ],
 )
 def test_engine(text, engine_name):
@@ -258,7 +258,7 @@ def test_engine(text, engine_name):
         ("(?R)", "position 1"),
         ("(?<=a+)b", "look-behind"),
         ("(" * 2000 + ")" * 2000, "invalid regular expression"),
-        ("a{99999999999999999999}", "invalid regular expression"),
+        ("a{99999999999999999999}", "repeats too much"),
         ("a" * (patterns.MAX_REGEX_LENGTH + 1), "too long"),
         ("(?i)" + "[\0-\uffff]" * 100, "beyond ASCII"),
     ],
