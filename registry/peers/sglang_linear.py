@@ -12,7 +12,6 @@ from .case import EngineCase, Fault, Seen
 from .parts import (
     DYNAMIC_WEIGHTS,
     EIGHT_BITS,
-    FLOAT_AS_INT,
     FLOAT_WEIGHTS,
     INPUT_BITS,
     INPUT_SCALES,
@@ -62,12 +61,12 @@ PARSING = (
     EngineCase("a group without weights", Seen(weights=Absent), error="ValidationError"),
     EngineCase("a float of other than 4 or 8 bits", Seen(unreadable_float=True), error="NotImplementedError"),
 )
-_DROPPED = Fault(
+DROPPED = Fault(
     "drops the inputs' args under this format and leaves the inputs unquantized",
     Seen(format=not_in(READ), inputs=Args()),
 )
 #: Marlin's kernels exist for these groups only, and with zero points or a g_idx not for all bits: (d)
-WNA16_FAULTS = (
+MARLIN_FAULTS = (
     Fault(
         "fails at the first forward: no kernel takes 8-bit weights with zero points",
         Seen(weights=Args(num_bits=8, symmetric=False)),
@@ -80,9 +79,6 @@ WNA16_FAULTS = (
         "fails at the first forward: its kernels take groups of 32, 64 or 128",
         Seen(weights=Args(strategy="group", group_size=not_in({32, 64, 128}))),
     ),
-    _DROPPED,
-    SCALES,
-    OUTPUTS,
 )
 NV_FAULTS = (read_as("nvfp4-pack-quantized"), NV_SCALES, DYNAMIC_WEIGHTS, OUTPUTS)
 NV_INPUTS = (
@@ -99,7 +95,7 @@ NV_INPUTS = (
         Seen(inputs=Args(scale_dtype=not_in({None, "float8_e4m3fn"}))),
     ),
 )
-FP8_FAULTS = (read_as("float-quantized"), WEIGHT_BITS, SCALES, OUTPUTS)
+FP8_FAULTS = (read_as("float-quantized"), SCALES, OUTPUTS)
 FP8_INPUT_FAULTS = (INPUT_BITS, INPUT_SCALES, NO_INPUT_ZEROS, *per_token(), *per_group_of_128(static=False))
 _STATIC_BLOCK = Fault(
     "fails after loading: with weights per block its inputs must be dynamic",
@@ -109,13 +105,7 @@ _BLOCK_ALONE = Fault("then fails: that class stores no blocks", Seen(weights=Arg
 #: int8 inputs are always scaled per token at run time; what is stored for them is computed with and left unused (c)
 INT8_FAULTS = (
     read_as("int-quantized"),
-    FLOAT_AS_INT,
     INT8_INPUTS,
-    Fault(
-        "ignores the static scale and zero point of the inputs and scales them per token at run time",
-        Seen(inputs=Args(dynamic=False)),
-    ),
-    Fault("quantizes the inputs without zero points", Seen(inputs=Args(symmetric=False, dynamic=TRUTHY))),
     Fault(
         "rounds the weights' int8 codes to fp8 when it merges scales per tensor", Seen(weights=Args(strategy="tensor"))
     ),
@@ -123,6 +113,7 @@ INT8_FAULTS = (
     INPUT_SCALES,
     OUTPUTS,
 )
+_RUN_TIME = Fault("ignores the static scale and zero point of the inputs and scales them per token at run time", Seen())
 
 
 def _sparse() -> EngineCase:  # (a1) 1
@@ -141,7 +132,11 @@ def _packed() -> tuple[EngineCase, ...]:  # (a1) 3
         *needs(
             80,
             EngineCase(
-                "packed int4 or int8", packed, "CompressedTensorsWNA16", same_as=("wNa16_int",), faults=WNA16_FAULTS
+                "packed int4 or int8",
+                packed,
+                "CompressedTensorsWNA16",
+                same_as=("wNa16_int",),
+                faults=(*MARLIN_FAULTS, SCALES, OUTPUTS),
             ),
         ),
         EngineCase("other integers per channel or group", no_inputs(weights=weights), error="ImportError"),
@@ -217,7 +212,7 @@ def _fp8() -> tuple[EngineCase, ...]:  # (a1) 7 and 8
                 alone,
                 "CompressedTensorsW8A16Fp8",
                 same_as=("w8a16_fp8",),
-                faults=(*FP8_FAULTS, UNQUANTIZED_INPUTS),
+                faults=(*FP8_FAULTS, WEIGHT_BITS, UNQUANTIZED_INPUTS),
             ),
         ),
     )
@@ -231,7 +226,11 @@ def _int8() -> tuple[EngineCase, ...]:  # (a1) 9 to 11
         *needs(
             80,
             EngineCase(
-                "8-bit weights, one static scale for 8-bit inputs", static, runs, same_as=same, faults=INT8_FAULTS
+                "8-bit weights, one static scale for 8-bit inputs",
+                static,
+                runs,
+                same_as=same,
+                faults=(_RUN_TIME, *INT8_FAULTS),
             ),
         ),
         *needs(
@@ -241,7 +240,7 @@ def _int8() -> tuple[EngineCase, ...]:  # (a1) 9 to 11
                 given(Args(**TOKEN_8), weights=eight),
                 runs,
                 same_as=same,
-                faults=INT8_FAULTS,
+                faults=(*INT8_FAULTS, NO_INPUT_ZEROS),
             ),
         ),
         EngineCase("nothing matches", Seen(), error="NotImplementedError"),

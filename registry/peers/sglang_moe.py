@@ -23,18 +23,20 @@ from .parts import (
     TOKEN_8,
     TRUTHY,
     UNQUANTIZED_INPUTS,
+    WEIGHT_BITS,
     both,
     inputs_unquantized,
     per_group_of_128,
     read_as,
 )
 from .sglang_linear import (
+    DROPPED,
     FLOAT_INPUTS,
     FP8_FAULTS,
+    MARLIN_FAULTS,
     NV_FAULTS,
     NV_INPUTS,
     PACK,
-    WNA16_FAULTS,
     given,
     no_inputs,
 )
@@ -77,7 +79,7 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
     # the default on sm100; other integers go on to Marlin there
     for_triton = [*more(runner=TRITON, weights=triton), *more(runner=AUTO, capability={100, 103}, weights=triton)]
     same = ("wNa16_int",)
-    faults = (_ZEROS, _PACKED, *WNA16_FAULTS)
+    sound = (_PACKED, DROPPED, SCALES, OUTPUTS)
     return (
         EngineCase(
             "int4 groups of 32 with activation ordering, for FlashInfer",
@@ -89,7 +91,7 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
             more(runner=FLASHINFER, weights=groups_of_32, top_format=PACK),
             "CompressedTensorsMxInt4MoE",
             same_as=same,
-            faults=faults,
+            faults=sound,
         ),
         EngineCase(
             "int4 groups of 32, for FlashInfer, another format",
@@ -103,10 +105,10 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
         ),
         EngineCase(
             "int4 groups of 32 or 128, for Triton",
-            for_triton,
+            [both(w, Seen(top_format=PACK)) for w in for_triton],
             "CompressedTensorsWNA16TritonMoE",
             same_as=same,
-            faults=faults,
+            faults=sound,
         ),
         EngineCase("other integers, for Triton", more(runner=TRITON), error="ValueError"),
         EngineCase(
@@ -114,7 +116,7 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
             more(top_format=PACK, weights=Args(num_bits={4, 8})),
             "CompressedTensorsWNA16MoE",
             same_as=same,
-            faults=faults,
+            faults=(_ZEROS, *MARLIN_FAULTS, *sound),
         ),
         EngineCase("other integers per channel or group", ints, error="ValueError"),
     )
@@ -122,7 +124,6 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
 
 def _nvfp4() -> tuple[EngineCase, ...]:  # (a2) 4 and 5
     below = inputs_unquantized("below sm100 it takes the weights alone", Seen(capability=at_most(99)))
-    dropped = Fault("drops the inputs' args under this format and leaves the inputs unquantized", Seen(inputs=Args()))
     alike = given(Args(**NVFP4), weights=Args(**NVFP4))
     return (
         EngineCase(
@@ -130,7 +131,7 @@ def _nvfp4() -> tuple[EngineCase, ...]:  # (a2) 4 and 5
             no_inputs(weights=Args(**NVFP4)),
             "CompressedTensorsW4A16Nvfp4MoE",
             same_as=("w4a16_nvfp4",),
-            faults=(*NV_FAULTS, dropped),
+            faults=(*NV_FAULTS, DROPPED),
         ),
         EngineCase(
             "nvfp4 weights and inputs",
@@ -164,7 +165,7 @@ def _eight_bits() -> tuple[EngineCase, ...]:  # (a2) 6 and 7
             known,
             "CompressedTensorsW8A8Fp8MoE",
             same_as=("w8a8_fp8",),
-            faults=(*FP8_FAULTS, *_FP8_INPUTS),
+            faults=(*FP8_FAULTS, WEIGHT_BITS, *_FP8_INPUTS),
         ),
         EngineCase("fp8 weights and inputs that do not go together", w8a8, error="AssertionError"),
         EngineCase(

@@ -12,6 +12,7 @@ from ..predicates import Args
 from ..values import ABSENT as Absent
 from .case import EngineCase, Fault, Seen
 from .parts import (
+    DYNAMIC_WEIGHTS,
     EIGHT_BITS,
     FLOAT_AS_INT,
     INPUT_SCALES,
@@ -117,7 +118,7 @@ def _mx() -> tuple[EngineCase, ...]:  # (a1) 2 to 4
         Seen(weights=Args(**MXFP4)),
         "CompressedTensorsW4A4Mxfp4",
         same_as=("w4a16_mxfp4", "w4a4_mxfp4"),
-        faults=(*MX_FAULTS, *mx_inputs(4, "mxfp4")),
+        faults=(*MX_FAULTS, DYNAMIC_WEIGHTS, *mx_inputs(4, "mxfp4")),
     )
     w8a8 = EngineCase(
         "mxfp8 weights",

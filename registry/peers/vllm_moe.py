@@ -11,6 +11,7 @@ from ..predicates import Args
 from ..values import ABSENT as Absent
 from .case import EngineCase, Seen
 from .parts import (
+    DYNAMIC_WEIGHTS,
     EIGHT_BITS,
     FLOAT_AS_INT,
     INPUT_BITS,
@@ -73,7 +74,7 @@ def _mx() -> tuple[EngineCase, ...]:  # (a2) 1 to 3
             Seen(weights=Args(**MXFP4)),
             "CompressedTensorsW4A4Mxfp4MoEMethod",
             same_as=("w4a16_mxfp4",),
-            faults=(*MX_FAULTS, _MARLIN),
+            faults=(*MX_FAULTS, DYNAMIC_WEIGHTS, _MARLIN),
         ),
         EngineCase(
             "mxfp8 weights",
@@ -160,7 +161,7 @@ def _eight_bits() -> tuple[EngineCase, ...]:  # (a2) 6 and 7
             int8,
             "CompressedTensorsW8A8Int8MoEMethod",
             same_as=("wNa8_int",),
-            faults=(*INT8_FAULTS, NO_INPUT_ZEROS),
+            faults=(*INT8_FAULTS, FLOAT_AS_INT, NO_INPUT_ZEROS),
         ),
     )
 

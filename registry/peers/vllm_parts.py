@@ -10,7 +10,6 @@ from ..values import ABSENT as Absent
 from .case import Fault, Seen
 from .parts import (
     DYNAMIC_WEIGHTS,
-    FLOAT_AS_INT,
     FLOAT_WEIGHTS,
     INPUT_BITS,
     INPUT_SCALES,
@@ -83,7 +82,7 @@ NV_INPUTS = (
         Seen(inputs=Args(scale_dtype=not_in({None, "float8_e4m3fn"}))),
     ),
 )
-MX_FAULTS = (read_as("mxfp4-pack-quantized"), MX_SCALES, DYNAMIC_WEIGHTS, OUTPUTS)
+MX_FAULTS = (read_as("mxfp4-pack-quantized"), MX_SCALES, OUTPUTS)
 PER_TOKEN_MX = Fault("scales the inputs per token, not per group", Seen(inputs=Args(strategy="group")))
 _MX4_INPUTS = {"type": "float", "num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": True}
 
@@ -110,11 +109,11 @@ def mx_inputs(bits: int, name: str) -> tuple[Fault, ...]:
 
 MX8_FAULTS = (read_as("mxfp8-quantized", "float-quantized"), DYNAMIC_WEIGHTS, OUTPUTS)
 FP8_FAULTS = (read_as("float-quantized"), WEIGHT_BITS, SCALES, OUTPUTS)
-FP8_INPUT_FAULTS = (INPUT_BITS, INPUT_SCALES, NO_INPUT_ZEROS, *per_token(), *per_group_of_128())
+FP8_INPUT_FAULTS = (INPUT_BITS, INPUT_SCALES, NO_INPUT_ZEROS, *per_token(), *per_group_of_128(static=False))
 BLOCK_ROWS = Fault(
     "takes the rows of a block for the size of the inputs' groups", Seen(block_rows=not_in({128, Absent}))
 )
 BELOW_90 = inputs_unquantized(
     "its kernel for blocks there (Marlin) is weight-only", Seen(capability=89, weights=Args(strategy="block"))
 )
-INT8_FAULTS = (read_as("int-quantized"), FLOAT_AS_INT, INT8_INPUTS, SCALES, INPUT_SCALES, OUTPUTS)
+INT8_FAULTS = (read_as("int-quantized"), INT8_INPUTS, SCALES, INPUT_SCALES, OUTPUTS)
