@@ -12,7 +12,7 @@ from typing import Any
 
 from .domains import Domain
 from .facts import SIDES
-from .predicates import Mismatch, Predicate
+from .predicates import Mismatch
 from .values import ABSENT
 
 #: in tenths, so that what is closer among equals can be told below one
@@ -34,10 +34,9 @@ _FOLLOWERS = {"group_size": 10, "block_structure": 10, "dynamic": 20, "actorder"
 _FARTHEST_BITS = 40
 
 
-def nearest_box(predicate: Predicate, facts: Mapping[str, Any]) -> tuple[Mismatch, ...]:
-    """What keeps ``facts`` out of the box of ``predicate`` that it would take least to be in."""
-    ways = [box.test(facts).mismatches for box in predicate.boxes]
-    return min(ways, key=lambda found: (cost(found, facts), len(found)))
+def nearest_box(boxes: Iterable[tuple[Mismatch, ...]], facts: Mapping[str, Any]) -> tuple[Mismatch, ...]:
+    """Of what keeps ``facts`` out of each box of a rule, that which it would take least to mend."""
+    return min(boxes, key=lambda found: (cost(found, facts), len(found)))
 
 
 def cost(mismatches: Iterable[Mismatch], facts: Mapping[str, Any]) -> int:

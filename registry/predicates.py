@@ -65,7 +65,7 @@ class Box:
             elif observed not in wanted:
                 mismatches.append(Mismatch(name, observed, wanted))
         if mismatches:
-            return Verdict("no", tuple(_without_followers(mismatches)))
+            return Verdict("no", tuple(without_followers(mismatches)))
         return Verdict("if", (), tuple(conditions)) if conditions else Verdict("yes")
 
     def __and__(self, other: Box) -> Box:
@@ -83,7 +83,7 @@ class Box:
         return {name: wanted.to_json() for name, wanted in self.fields}
 
 
-def _without_followers(mismatches: list[Mismatch]) -> list[Mismatch]:
+def without_followers(mismatches: list[Mismatch]) -> list[Mismatch]:
     """When a side is absent, all its fields mismatch too: only the side itself is worth reading."""
     sides = {m.field for m in mismatches if m.field in SIDES}
     return [m for m in mismatches if m.field.partition(".")[0] not in sides or m.field in sides]

@@ -8,6 +8,7 @@ from functools import cache
 from typing import Any
 
 from .. import __version__
+from .bounded import Bounded
 from .environment import Environment
 from .errors import PluginError
 from .facts import KernelSpec, LayerFacts
@@ -40,7 +41,7 @@ class Registry:
         self._collected = tuple(plugins)
         self.plugins: tuple[PluginStatus, ...] = tuple(p.status for p in self._collected)
         self.problems = tuple(problems)
-        self._selected: dict[tuple[KernelSpec, Environment, str | None, bool], Selection] = {}
+        self._selected: dict[tuple[KernelSpec, Environment, str | None, bool], Selection] = Bounded(2048)
         self._schemes: dict[str, type[Scheme]] = {}
 
     @property

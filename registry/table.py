@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .bounded import Bounded
 from .domains import Domain
 from .errors import PluginError
 from .facts import LayerFacts
 from .nearness import cost, nearest_box
-from .predicates import Mismatch
+from .predicates import Mismatch, without_followers
 from .rules.rule import Rule
 from .values import ABSENT
 
@@ -64,8 +65,8 @@ class RuleTable:
         for bit, (_, box) in enumerate(self._boxes):
             for name, wanted in box.fields:
                 self._tests.setdefault(name, []).append((bit, wanted))
-        self._masks: dict[tuple[str, type, Any], int] = {}
-        self._decided: dict[LayerFacts, Decision] = {}
+        self._masks: dict[tuple[str, type, Any], int] = Bounded(16384)
+        self._decided: dict[LayerFacts, Decision] = Bounded(2048)
 
     @classmethod
     def build(cls, rules: Iterable[Rule]) -> RuleTable:
@@ -106,6 +107,20 @@ class RuleTable:
             self._masks[key] = mask
         return mask
 
+    def _misses(self, flat: Mapping[str, Any]) -> list[list[tuple[Mismatch, ...]]]:
+        """For each rule, what keeps a layer out of each of its boxes: as :meth:`.Box.test` says, for all in one go."""
+        found: list[list[Mismatch]] = [[] for _ in self._boxes]
+        for name in sorted(self._tests):
+            tests, value = self._tests[name], flat.get(name, ABSENT)
+            admitted = self._mask(name, value, tests)
+            for bit, wanted in tests:
+                if not admitted >> bit & 1:
+                    found[bit].append(Mismatch(name, value, wanted))
+        misses: list[list[tuple[Mismatch, ...]]] = [[] for _ in self.rules]
+        for (index, _), mismatches in zip(self._boxes, found, strict=True):
+            misses[index].append(tuple(without_followers(mismatches)))
+        return misses
+
     def winner(self, facts: LayerFacts) -> Rule | None:
         """The rule alone, without what kept the others out, which takes far longer to say."""
         names = self._winners({self.rules[index].name for index in self._matching(facts.flat)})
@@ -121,13 +136,14 @@ class RuleTable:
     def _decide(self, facts: LayerFacts) -> Decision:
         matching = {self.rules[index].name for index in self._matching(facts.flat)}
         self._winners(matching)
+        misses = self._misses(facts.flat)
         trace = []
-        for rule in self.rules:
+        for index, rule in enumerate(self.rules):
             if rule.name in matching:
                 beaten = sorted(self._beaten_by[rule.name] & matching)
                 trace.append(RuleCandidate(rule, not beaten, overridden_by=beaten[0] if beaten else None))
             else:
-                trace.append(RuleCandidate(rule, False, nearest_box(rule.predicate, facts.flat)))
+                trace.append(RuleCandidate(rule, False, nearest_box(misses[index], facts.flat)))
         trace.sort(key=lambda c: (not c.accepted, *distance(c, facts.flat)))
         return Decision(next((c.rule for c in trace if c.accepted), None), tuple(trace))
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ..bounded import Bounded
 from ..facts import LAYER_FIELDS
 from ..predicates import Predicate, union
 from ..values import ABSENT
@@ -106,7 +107,7 @@ class Chain:
         for bit, (_, box) in enumerate(self._boxes):
             for name, wanted in box.fields:
                 self._tests.setdefault(name, []).append((bit, wanted))
-        self._masks: dict[tuple[str, type, Any], int] = {}
+        self._masks: dict[tuple[str, type, Any], int] = Bounded(16384)
 
     def first(self, facts: Mapping[str, Any]) -> EngineCase | None:
         """The first case that holds; ``None`` for a kind of layer that the engine has no chain for."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from ..bounded import Bounded
 from ..values import ABSENT
 from .case import Chain, Engine, EngineCase
 from .facts import View, capability_of
@@ -64,7 +65,7 @@ def _chain(name: str, kind: str) -> Chain:
     return Chain(engine.chains.get(kind, ()))
 
 
-_judged: dict[tuple[Any, ...], Opinion | None] = {}
+_judged: dict[tuple[Any, ...], Opinion | None] = Bounded(8192)
 
 
 def judge(engine: Engine, view: View, device: str, arch: str) -> Opinion | None:

@@ -119,3 +119,13 @@ def test_the_nearest_are_in_the_order_of_what_they_take() -> None:
         flat = facts_of(seen)
         order = [cost(c.mismatches, flat) for c in miss(row).nearest]
         assert order == sorted(order)
+
+
+@dispatch_table(TABLE)
+def test_what_keeps_a_layer_out_is_what_some_box_says(row: Row) -> None:
+    (seen,) = observe(row, REGISTRY)
+    flat = facts_of(seen)
+    for candidate in miss(row).nearest:
+        said = [box.test(flat).mismatches for box in candidate.rule.predicate.boxes]
+        least = min(cost(mismatches, flat) for mismatches in said)
+        assert candidate.mismatches in said and cost(candidate.mismatches, flat) == least

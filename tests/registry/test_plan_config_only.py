@@ -143,7 +143,7 @@ def test_tensor_parallel_needs_no_shapes() -> None:
 # Real configs: what the rules that exist cover, and what they do not. name -> {kind: scheme or None for a miss}
 PUBLISHED: dict[str, dict[str, str | None]] = {
     "compression-config-dense-sparsity.json": {"linear": "wNa16_int"},
-    "fp8-block-kv-cache.json": {"linear": "w8a8_fp8", "kv_cache": None},
+    "fp8-block-kv-cache.json": {"linear": "w8a8_fp8", "kv_cache": "kv_fp8"},
     "int4-asym-g128-no-strategy.json": {"linear": "wNa16_int"},
     "int4-int8-mix-g64.json": {"linear": "wNa16_int"},
     "kimi-text-config.json": {"linear": "wNa16_int"},

@@ -34,7 +34,7 @@ def test_a_miss_names_layer_args_format_rules_and_remedy(tmp_path: Path) -> None
         for n in names
         for t, v in {"weight_packed": ("U8", [64, 32]), "weight_scale": ("U8", [64, 2])}.items()
     }  # noqa: E501
-    fp4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"}
+    fp4 = {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32, "symmetric": False}
     config = tiny.config(tiny.group(fp4), fmt="mxfp4-pack-quantized")
     folder = checkpoint(tmp_path, config, {**tensors, **OUTSIDE})
     with pytest.raises(PlanError) as caught:

