@@ -11,6 +11,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -121,9 +122,18 @@ def rules(
     coverage: bool = typer.Option(
         False, "--coverage", help="Scheme and kernels for each preset of compressed-tensors."
     ),
+    docs: Path | None = typer.Option(
+        None, "--docs", metavar="DIR", exists=True, file_okay=False, help="Write the pages of built-in data into DIR."
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """The installed rules: names, schemes, conditions, and where they come from."""
+    if docs is not None:
+        if check or coverage or as_json:
+            raise typer.BadParameter("--docs writes pages and goes with no other option")
+        from .docs import docs_command
+
+        raise typer.Exit(docs_command(docs))
     from .rules import rules_command
 
     if check and coverage:
