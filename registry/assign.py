@@ -72,6 +72,9 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
     return result
 
 
+_UNKNOWN = Assignment()
+
+
 class _Placing:
     """Places modules one by one, and those of a family that the config says the same of together.
 
@@ -100,9 +103,8 @@ class _Placing:
         known: dict[tuple[Family, int], Assignment | None] = {}
         for (name, family), answer in zip(layers.items(), answers, strict=True):
             key = (family, id(answer))  # an answer lives as long as the list of them
-            if key in known:
-                assignment = known[key]
-            else:
+            assignment = known.get(key, _UNKNOWN)
+            if assignment is _UNKNOWN:
                 place = self._place(name, family, answer)
                 assignment = place.assignment
                 if place.doubtful or place.outside or place.order is not None or place.overlap is not None:

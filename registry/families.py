@@ -17,7 +17,6 @@ from .modules import (
     classify,
     given_modules,
     has_conv1d,
-    in_experts,
     is_cached_attention,
 )
 from .stored_tensors import Header, LayerTensors, TensorFact, TensorKind, TensorTable
@@ -134,16 +133,21 @@ def _make_attention(
 
 
 class _Parent(NamedTuple):
-    """What the names right below a module have in common. ``key``: its own in natural order."""
+    """What the names right below a module have in common.
+
+    ``key``: its own in natural order. ``sort``: 1 at the top, where heads are, 2 in a routed expert, else 0.
+    """
 
     key: str
-    sort: tuple[bool, bool]
+    sort: int
 
 
 def _parent(name: str, known: dict[str, _Parent]) -> _Parent:
     upper, dot, last = name.rpartition(".")
-    key = f"{(known.get(upper) or _parent(upper, known)).key}.{_padded(last)}" if dot else _padded(last)
-    known[name] = place = _Parent(key, (name in ("", "model"), in_experts(name)))
+    above = known.get(upper) or _parent(upper, known) if dot else _Parent("", 0)
+    expert = above.sort == 2 or (last.isdecimal() and upper.rpartition(".")[2] == "experts")
+    key = f"{above.key}.{_padded(last)}" if dot else _padded(last)
+    known[name] = place = _Parent(key, 2 if expert else int(name in ("", "model")))
     return place
 
 
@@ -163,9 +167,8 @@ def _shape_values(headers: Iterable[Header]) -> dict[str, bytes]:
     """The bytes of ``weight_shape`` by module: layers of equal headers may differ in the K it gives."""
     values: dict[str, bytes] = {}
     for header in headers:
-        small = {kind for kind in set(header.kinds) if kind.nbytes <= _SHAPE_BYTES} if header.local else ()
-        if small:
-            names = header.names
-            rows = [row for row, kind in enumerate(header.kinds) if kind in small and names[row].endswith(_TAIL)]
-            values.update(zip([names[row][: -len(_TAIL)] for row in rows], header.read_rows(rows), strict=True))
+        shapes = {kind for kind in set(header.kinds) if kind.tail == _TAIL and kind.nbytes <= _SHAPE_BYTES}
+        if shapes and header.local:
+            rows = [row for row, kind in enumerate(header.kinds) if kind in shapes]
+            values.update(zip(map(header.modules.__getitem__, rows), header.read_rows(rows), strict=True))
     return values

@@ -14,42 +14,45 @@ from array import array
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from .stored_tensors import TensorKind
+from .stored_tensors import Stored, TensorKind
 
 _SPACE = " \t\n\r"
 _METADATA = '{"__metadata__":{'
 _SIZE = "(?:0|[1-9][0-9]{0,17})"
-_KIND = re.compile(rf':\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_SIZE}(?:,{_SIZE})*)?)\],"data_offsets":')
+_KIND = re.compile(rf'([^".]*)":\{{"dtype":"([A-Z0-9_]+)","shape":\[((?:{_SIZE}(?:,{_SIZE})*)?)\],"data_offsets":')
 _LIMIT = 2**63
 _PRINTABLE = bytes(range(0x20, 0x7F))
 #: bytes of an index that are taken apart together
 _PIECE = 1 << 14
 _WEIGHT_MAP = re.compile(rb'"weight_map"\s*:\s*\{\s*(?=")')
 
-Columns = tuple[list[str], list[TensorKind], Sequence[int]]
+Columns = tuple[list[str], list[TensorKind], Sequence[int], dict[str, Stored]]
 
 
 def scan_header(text: bytes, nbytes: Callable[[str, tuple[int, ...]], int | None]) -> Columns | None:
-    """Names, kinds and data bounds of a header whose tensors stand in the order of their data.
+    """Modules, kinds and data bounds of a header whose tensors stand in the order of their data, and what each module
+    stores.
 
     ``nbytes``: the size of a tensor of that dtype and shape, ``None`` where there is none such.
     """
     tensors = _tensors_of(text)
     if tensors is None:
         return None
-    names: list[str] = []
+    modules: list[str] = []
     found: list[TensorKind] = []
     bounds = [0]
     kinds: dict[str, TensorKind] = {}
+    nothing = Stored({})
+    stored: dict[str, Stored] = {}
     end, start_text = 0, "0"
     # NAME":{"dtype":"I32","shape":[4,2],"data_offsets":[0,32
     for tensor in tensors.split(']},"'):
-        name, _, rest = tensor.partition('"')
-        written, _, span = rest.rpartition("[")
+        whole, _, span = tensor.rpartition("[")
+        module, dot, written = whole.rpartition(".")
         try:
             kind = kinds[written]
         except KeyError:
-            known = _kind(written, nbytes)
+            known = _kind(dot, written, nbytes)
             if known is None:
                 return None
             kind = kinds[written] = known
@@ -58,12 +61,15 @@ def scan_header(text: bytes, nbytes: Callable[[str, tuple[int, ...]], int | None
         if span != f"{start_text},{end_text}":
             return None
         start_text = end_text
-        names.append(name)
+        modules.append(module)
         found.append(kind)
         bounds.append(end)
-        if end >= _LIMIT:
-            return None
-    return (names, found, array("q", bounds)) if _plain(names) else None
+        stored[module] = stored.get(module, nothing)[kind]
+    if end >= _LIMIT or not _printable("".join(stored)) or '"' in "".join(stored):
+        return None
+    if "" in stored or any(one.repeated for one in {id(one): one for one in stored.values()}.values()):
+        return None
+    return modules, found, array("q", bounds), stored
 
 
 def _tensors_of(text: bytes) -> str | None:
@@ -84,19 +90,13 @@ def _tensors_of(text: bytes) -> str | None:
     return body[start:-3] if body[start - 2 : start] in ('{"', ',"') else None
 
 
-def _kind(written: str, nbytes: Callable[[str, tuple[int, ...]], int | None]) -> TensorKind | None:
+def _kind(dot: str, written: str, nbytes: Callable[[str, tuple[int, ...]], int | None]) -> TensorKind | None:
     match = _KIND.fullmatch(written)
-    if match is None:
+    if match is None or not dot or not _printable(match[1]):
         return None
-    shape = tuple(map(int, match[2].split(","))) if match[2] else ()
-    size = nbytes(match[1], shape)
-    return None if size is None else TensorKind(match[1], shape, size)
-
-
-def _plain(names: list[str]) -> bool:
-    """Are the names different, none of them ``__metadata__``, and free of characters that JSON wants escaped?"""
-    different = set(names)
-    return len(different) == len(names) and "__metadata__" not in different and _printable("".join(names))
+    shape = tuple(map(int, match[3].split(","))) if match[3] else ()
+    size = nbytes(match[2], shape)
+    return None if size is None else TensorKind(dot + match[1], match[2], shape, size)
 
 
 def _printable(text: str) -> bool:

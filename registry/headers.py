@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from .errors import UnreadableCheckpointError
 from .header_scan import scan_header
-from .stored_tensors import DOWNLOAD_AGAIN, Header, TensorKind
+from .stored_tensors import DOWNLOAD_AGAIN, Header, Stored, TensorKind
 from .stored_tensors import TensorEntry as TensorEntry  # what a header is made of
 from .stored_tensors import unreadable as unreadable
 
@@ -74,12 +74,17 @@ def parse_header(text: bytes, size: int | None, file: str, *, local: bool) -> He
     base = 8 + len(text)
     columns = scan_header(text, _size_or_none)
     if columns is not None:
-        header = Header(file, *columns, base, local)
+        header = Header(file, *columns, base=base, local=local)
     else:
         rows = _parse_rows(text, file)
         _check_gaps(rows, base, file)
         bounds = [*(row.start for row in rows), rows[-1].end if rows else 0]
-        header = Header(file, [row.name for row in rows], [row.kind for row in rows], bounds, base, local)
+        modules = [row.name.removesuffix(row.kind.tail) for row in rows]
+        stored: dict[str, Stored] = {}
+        nothing = Stored({})
+        for module, row in zip(modules, rows, strict=True):
+            stored[module] = stored.get(module, nothing)[row.kind]
+        header = Header(file, modules, [row.kind for row in rows], bounds, stored, base=base, local=local)
     _check_end(header, size)
     return header
 
@@ -98,10 +103,11 @@ def _parse_rows(text: bytes, file: str) -> list[_Row]:
         try:
             dtype, shape = raw["dtype"], tuple(raw["shape"])
             start, end = raw["data_offsets"]
-            key = (dtype, shape, *map(type, shape))  # to a look-up, 1 and true are the same
+            _, dot, last = name.rpartition(".")
+            key = (dot + last, dtype, shape, *map(type, shape))  # to a look-up, 1 and true are the same
             kind = kinds.get(key)
             if kind is None:
-                kind = kinds[key] = TensorKind(dtype, shape, _nbytes(dtype, shape, file, name))
+                kind = kinds[key] = TensorKind(dot + last, dtype, shape, _nbytes(dtype, shape, file, name))
             fits = type(start) is type(end) is int and end - start == kind.nbytes
         except (KeyError, TypeError, ValueError):
             raise _malformed(file, name, raw) from None

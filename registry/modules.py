@@ -112,11 +112,6 @@ def has_conv1d(config: Mapping[str, Any]) -> bool:
     return any(part.get("model_type") in _CONV1D_MODELS for part in config_parts(config))
 
 
-def in_experts(parent: str) -> bool:
-    """Are the modules right below ``parent`` projections of a routed expert?"""
-    return _EXPERT.search(parent + ".") is not None
-
-
 def is_head(name: str) -> bool:
     """Does the name say that this is the output projection onto the vocabulary?"""
     return name.rpartition(".")[2] in _HEADS or _SHORT_HEAD.fullmatch(name) is not None
@@ -129,7 +124,7 @@ def named_kind(name: str) -> tuple[str, tuple[str, ...]]:
         return "embedding", EMBEDDING
     if is_head(name):
         return "lm_head", LINEAR
-    return ("moe" if _EXPERT.search(name) else "linear"), LINEAR
+    return ("moe" if _EXPERT.search(name) or last == "experts" else "linear"), LINEAR
 
 
 def kind_of_classes(name: str, classes: Sequence[str]) -> str | None:

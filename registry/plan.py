@@ -13,7 +13,7 @@ from .checkpoint import Checkpoint, collector_paused
 from .config_models import QuantConfig
 from .environment import Environment
 from .errors import ConfigError, PlanError, QuantDispatchError
-from .families import Modules, find_modules, without_tensors
+from .families import Family, Modules, find_modules, without_tensors
 from .layers import Layers
 from .modules import Module, given_modules
 from .problem import Problem
@@ -186,10 +186,14 @@ def _from_modules(
     models: dict[str, Resolution] = {}
     nowhere = Assignment()
     place_of = assigned.assignments.get
+    known: dict[tuple[Family, Assignment], Resolution] = {}  # asked here for speed: layers are many
     for name, family in modules.families.items():
         assignment = place_of(name)
         if assignment is not None:
-            models[name] = resolver.resolve_family(modules, name, family, assignment)
+            model = known.get((family, assignment))
+            models[name] = model or resolver.resolve_family(modules, name, family, assignment)
+            if model is None and resolver.by_family(name, assignment):
+                known[family, assignment] = models[name]
         elif family.kind == "attention" and config.kv_cache_scheme is not None:
             models[name] = resolver.cache(modules.module(name), modules.tensors(name))
         elif family.tensors or family.kind is None:

@@ -90,6 +90,10 @@ class Resolver:
             known = self._known[key] = self._decide(modules.module(name), assignment, modules.tensors(name))
         return known
 
+    def by_family(self, name: str, assignment: Assignment) -> bool:
+        """Is what is decided for this module decided for every other of its family with the same assignment?"""
+        return self._task.tensor_parallel == 1 and name not in (assignment.target, assignment.ignored_by)
+
     def cache(self, module: Module, tensors: Mapping[str, TensorEntry] | None = None) -> Resolution:
         """The quantized key and value cache of an attention module, resolved by rules like any layer."""
         scheme = self._config.kv_cache_scheme

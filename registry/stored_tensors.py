@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, repeat
+from operator import add, attrgetter
 from typing import NoReturn, Protocol
 
 from .errors import UnreadableCheckpointError
@@ -28,13 +29,21 @@ class Described(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorKind:
-    """What tensors of one dtype and shape share; compared by identity. ``value``: the bytes, where a plan goes by them
-    (see :mod:`.modules`)."""
+    """What tensors of one local name, dtype and shape share; compared by identity.
 
+    ``tail``: the end of their names, from the dot before the local name on. ``value``: the bytes, where a plan goes by
+    them (see :mod:`.families`).
+    """
+
+    tail: str
     dtype: str
     shape: tuple[int, ...]
     nbytes: int
     value: bytes | None = None
+
+    @property
+    def local(self) -> str:
+        return self.tail.removeprefix(".")
 
 
 class TensorEntry:
@@ -81,32 +90,66 @@ class TensorEntry:
         return f"TensorEntry({self.name!r}, {self.dtype}, {list(self.shape)}, {os.path.basename(self.file)})"
 
 
+class Stored(dict[TensorKind, "Stored"]):
+    """What a module stores: its tensors' kinds by local name, in the file's order. Modules alike share one object.
+
+    Looked up by one more kind, it gives what the module stores with a tensor of that kind. ``repeated``: a local name
+    came twice.
+    """
+
+    __slots__ = ("kinds", "repeated")
+
+    def __init__(self, kinds: Mapping[str, TensorKind], repeated: bool = False) -> None:
+        super().__init__()
+        self.kinds = kinds
+        self.repeated = repeated
+
+    def __missing__(self, kind: TensorKind) -> Stored:
+        local = kind.local
+        more = self[kind] = Stored({**self.kinds, local: kind}, self.repeated or local in self.kinds)
+        return more
+
+
 class Header:
     """The tensors of one file in the order of their data.
 
-    ``names``, ``kinds``: of each. ``bounds``: where each starts, and where the last ends, in bytes from ``base``, where
-    the data begin. ``local``: the data are at hand.
+    ``modules``, ``kinds``: of each. ``bounds``: where each starts, and where the last ends, in bytes from ``base``,
+    where the data begin. ``local``: the data are at hand. ``stored``: what each module has in this file.
     """
 
-    __slots__ = ("_entries", "_rows", "base", "bounds", "file", "kinds", "local", "names")
+    __slots__ = ("_entries", "_rows", "base", "bounds", "file", "kinds", "local", "modules", "stored")
 
     def __init__(
-        self, file: str, names: list[str], kinds: list[TensorKind], bounds: Sequence[int], base: int, local: bool
+        self,
+        file: str,
+        modules: list[str],
+        kinds: list[TensorKind],
+        bounds: Sequence[int],
+        stored: dict[str, Stored],
+        *,
+        base: int,
+        local: bool,
     ) -> None:
         self.file = file
-        self.names = names
+        self.modules = modules
         self.kinds = kinds
         self.bounds = bounds
+        self.stored = stored
         self.base = base
         self.local = local
         self._rows: dict[str, int] = {}
         self._entries: dict[int, TensorEntry] = {}
 
+    @property
+    def names(self) -> list[str]:
+        """Of all tensors, in their order; made anew each time."""
+        return list(map(add, self.modules, map(attrgetter("tail"), self.kinds)))
+
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.modules)
 
     def __iter__(self) -> Iterator[TensorEntry]:
-        return map(self.entry, range(len(self.names)))
+        return map(self.entry, range(len(self.modules)))
 
     def __getitem__(self, name: str) -> TensorEntry:
         if not self._rows:
@@ -118,7 +161,8 @@ class Header:
         found = self._entries.get(row)
         if found is None:
             kind, start, end = self.kinds[row], self.base + self.bounds[row], self.base + self.bounds[row + 1]
-            found = TensorEntry(self.names[row], kind.dtype, kind.shape, self.file, start, end, self.local)
+            name = self.modules[row] + kind.tail
+            found = TensorEntry(name, kind.dtype, kind.shape, self.file, start, end, self.local)
             self._entries[row] = found
         return found
 
@@ -154,7 +198,9 @@ class Header:
                 end = self.bounds[row + 1] - self.bounds[run[0]]
                 if len(data) < end:
                     size = self.bounds[row + 1] - self.bounds[row]
-                    raise cut_off(self.file, self.names[row], max(0, len(data) - end + size), size)
+                    raise cut_off(
+                        self.file, self.modules[row] + self.kinds[row].tail, max(0, len(data) - end + size), size
+                    )
         raise AssertionError("no tensor is cut off")
 
 
@@ -180,25 +226,6 @@ def _seek_and_read(descriptor: int, count: int, start: int) -> bytes:
 
 #: (descriptor, count, start) to at most ``count`` bytes: in one call where the operating system has one for it
 read_at: Callable[[int, int, int], bytes] = getattr(os, "pread", _seek_and_read)
-
-
-class Stored(dict[tuple[str, TensorKind], "Stored"]):
-    """What a module stores: its tensors' kinds by local name, in the file's order. Modules alike share one object.
-
-    Looked up by one more tensor, it gives what the module stores with that one.
-    """
-
-    __slots__ = ("kinds", "repeated")
-
-    def __init__(self, kinds: Mapping[str, TensorKind], repeated: bool = False) -> None:
-        super().__init__()
-        self.kinds = kinds
-        self.repeated = repeated
-
-    def __missing__(self, tensor: tuple[str, TensorKind]) -> Stored:
-        local, kind = tensor
-        more = self[tensor] = Stored({**self.kinds, local: kind}, self.repeated or local in self.kinds)
-        return more
 
 
 class TensorTable(Mapping[str, TensorEntry]):
@@ -231,15 +258,25 @@ class TensorTable(Mapping[str, TensorEntry]):
 
 
 def _modules(headers: Iterable[Header]) -> dict[str, Stored]:
-    kinds: dict[tuple[str, tuple[int, ...]], TensorKind] = {}
+    same: dict[tuple[str, str, tuple[int, ...]], TensorKind] = {}
     nothing = Stored({})
     modules: dict[str, Stored] = {}
     for header in headers:
-        # one object a kind, whatever file it is in
-        shared = {kind: kinds.setdefault((kind.dtype, kind.shape), kind) for kind in set(header.kinds)}
-        parts = map(str.rpartition, header.names, repeat("."))
-        for (name, _, local), kind in zip(parts, map(shared.__getitem__, header.kinds), strict=True):
-            modules[name] = modules.get(name, nothing)[local, kind]
+        # one object for what is the same in several files
+        shared: dict[int, Stored] = {}
+        for stored in {id(stored): stored for stored in header.stored.values()}.values():
+            one = nothing
+            for kind in stored.kinds.values():
+                one = one[same.setdefault((kind.tail, kind.dtype, kind.shape), kind)]
+            shared[id(stored)] = one
+        own = dict(zip(header.stored, map(shared.__getitem__, map(id, header.stored.values())), strict=True))
+        split = () if modules.keys().isdisjoint(own) else [name for name in own if name in modules]
+        for name in split:
+            one = modules[name]
+            for kind in own.pop(name).kinds.values():
+                one = one[kind]
+            modules[name] = one
+        modules.update(own)
     return modules
 
 
@@ -275,11 +312,7 @@ class LayerTensors(Mapping[str, TensorEntry]):
         return local in self.kinds
 
     def __getitem__(self, local: str) -> TensorEntry:
-        if local not in self.kinds:
-            raise KeyError(local)
-        full = f"{self._layer}.{local}"
-        # a tensor at the top has no module before its name
-        return self._table[full if self._layer or full in self._table else local]
+        return self._table[self._layer + self.kinds[local].tail]
 
     def __repr__(self) -> str:
         return f"LayerTensors({dict(self)!r})"
