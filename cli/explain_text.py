@@ -91,6 +91,8 @@ def labelled(rows: list[tuple[str, str, str]]) -> Iterator[Line]:
 def origin_rows(group: Group) -> list[tuple[str, str, str]]:
     """The pattern that decided, and what was read off the tensors."""
     layer = group.first
+    if layer.kind == "kv_cache":
+        return [("target", f"attention with a cache, by {layer.group}", "")]
     if layer.target is None or layer.ignored_by is not None:
         return _ignored_rows(group)
     telling = [name for name in group.stored() if name not in _USUAL]

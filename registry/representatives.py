@@ -28,7 +28,18 @@ _NUMBERS_TRIED = 12
 def representatives(
     config: QuantConfig, raw: Mapping[str, Any], index: TargetIndex, survey: Survey | None = None
 ) -> Iterator[tuple[Module, Assignment]]:
-    """Modules with where they stand in the config, quantized ones first, then those ignored by their exact name."""
+    """Modules with where they stand in the config, quantized ones first, then those ignored by their exact name.
+
+    Attention that nothing quantizes is none of them: it is no layer.
+    """
+    for module, place in _all(config, raw, index, survey):
+        if module.kind != "attention" or place.group is not None:
+            yield module, place
+
+
+def _all(
+    config: QuantConfig, raw: Mapping[str, Any], index: TargetIndex, survey: Survey | None
+) -> Iterator[tuple[Module, Assignment]]:
     groups = {group.name: group for group in config.groups}
     owner = {target: group for group in config.groups for target in group.targets}
     survey = survey or Survey(index, owner)
@@ -133,7 +144,7 @@ class Survey:
 
 
 def _by_its_name(name: str) -> Module:
-    if is_cached_attention(name) and name.rpartition(".")[2] in ATTENTIONS:
+    if name.rpartition(".")[2] in ATTENTIONS:
         return Module(name, "attention", ("Attention",), "attention, from its name")
     kind, classes = named_kind(name)
     return Module(name, kind, classes, f"{classes[0]}, from its name")
@@ -151,7 +162,8 @@ def _of_target(
     target: str, group: ConfigGroup, experts: bool, raw: Mapping[str, Any], index: TargetIndex, survey: Survey
 ) -> Iterator[Module]:
     if target.startswith("re:"):
-        for number, kind in enumerate(_regex_kinds(target, group, experts, survey)):
+        head = _has_own_head(raw)
+        for number, kind in enumerate(_regex_kinds(target, group, experts, head, survey)):
             yield _named(target, kind, "from the words of the pattern", not number)
     elif _CLASS.fullmatch(target):
         yield from _of_class(target, experts, raw, index)
@@ -190,8 +202,8 @@ def _named(target: str, kind: str, why: str, first: bool) -> Module:
     return Module(target if first else f"{target} [{kind}]", kind, classes, f"{classes[0]}, {why}")
 
 
-def _regex_kinds(target: str, group: ConfigGroup, experts: bool, survey: Survey) -> list[str]:
-    """The kinds that a pattern means, the commonest first."""
+def _regex_kinds(target: str, group: ConfigGroup, experts: bool, head: bool, survey: Survey) -> list[str]:
+    """The kinds that a pattern means, the commonest first. ``experts``, ``head``: does the model have such layers?"""
     seen = survey.kinds(target)
     words = re.sub(r"shared_experts?", "", target)
     if group.weights is None and (seen == {"attention"} or re.search(r"attn\)?\$?$|attention\)?\$?$", words)):
@@ -199,7 +211,8 @@ def _regex_kinds(target: str, group: ConfigGroup, experts: bool, survey: Survey)
     named_experts = "experts" in words
     kinds = [kind for kind in ("linear", "moe") if kind in seen and (kind != "moe" or experts or named_experts)]
     if kinds:
-        return kinds
+        kinds = kinds[::-1] if named_experts else kinds
+        return [*kinds, "lm_head"] if head and "lm_head" in seen else kinds
     for kind in ("lm_head", "embedding"):
         if kind in seen:
             return [kind]

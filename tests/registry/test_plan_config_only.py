@@ -65,6 +65,42 @@ REPRESENTATIVES: dict[str, tuple[Any, dict[str, tuple[str, str | None, str | Non
     "attention": (
         tiny.config(tiny.group(None, tiny.FP8_TOKEN, targets=["re:.*self_attn$", "LlamaAttention"]), ignore=()),
         {"re:.*self_attn$": ("attention", "group_0", None), "LlamaAttention": ("attention", "group_0", None)}),
+    "experts-alone": (
+        tiny.config(ignore=["lm_head", "re:.*self_attn.*", "re:.*mlp\\.(gate|up|down)_proj"], model=MOE),
+        {"Linear": ("moe", "group_0", None), "lm_head": ("lm_head", None, "lm_head")}),
+    "experts-alone-by-names": (
+        tiny.config(ignore=["re:.*self_attn.*", *(f"model.layers.0.mlp.{p}_proj" for p in ("gate", "up", "down")),
+                            "re:.*shared_experts.*"], model={**MOE, "n_shared_experts": 1}),
+        {"Linear": ("moe", "group_0", None),
+         **{(n := f"model.layers.0.mlp.{p}_proj"): ("linear", None, n) for p in ("gate", "up", "down")}}),
+    "shared-experts-are-left": (
+        tiny.config(ignore=["re:.*self_attn.*", "re:.*mlp\\.(gate|up|down)_proj"],
+                    model={**MOE, "n_shared_experts": 1}),
+        {"Linear": ("linear", "group_0", None), "Linear [moe]": ("moe", "group_0", None)}),
+    "routed-and-shared-pattern": (
+        tiny.config(tiny.group(targets=["re:.*experts.*"]), ignore=()),
+        {"re:.*experts.*": ("moe", "group_0", None), "re:.*experts.* [linear]": ("linear", "group_0", None)}),
+    "experts-of-other-names": (
+        tiny.config(tiny.group(targets=["re:.*block_sparse_moe.experts.*w[123]$"]), ignore=(),
+                    model={"num_local_experts": 8}),
+        {"re:.*block_sparse_moe.experts.*w[123]$": ("moe", "group_0", None)}),
+    "certain-layers": (
+        tiny.config(tiny.group(targets=["re:model\\.layers\\.(57|58)\\.mlp\\.experts\\.\\d+\\.up_proj"]), ignore=()),
+        {"re:model\\.layers\\.(57|58)\\.mlp\\.experts\\.\\d+\\.up_proj": ("moe", "group_0", None)}),
+    "fused-experts": (
+        tiny.config(tiny.group(targets=["model.layers.0.mlp.experts"]), ignore=()),
+        {"model.layers.0.mlp.experts": ("moe", "group_0", None)}),
+    "everything": (
+        tiny.config(tiny.group(targets=["re:.*"]), ignore=(),
+                    model={**MOE, "vocab_size": 9, "tie_word_embeddings": False}),
+        {"re:.*": ("linear", "group_0", None), "re:.* [moe]": ("moe", "group_0", None),
+         "re:.* [lm_head]": ("lm_head", "group_0", None)}),
+    "pattern-that-is-ignored": (
+        tiny.config(tiny.group(targets=["re:.*self_attn.*"]), ignore=["re:.*self_attn.*"]),
+        {"re:.*self_attn.*": ("linear", None, "re:.*self_attn.*")}),
+    "norms-are-no-layers": (
+        tiny.config(ignore=["model.norm", "model.layers.0.input_layernorm", "m.0.linear_attn.conv1d", "m.0.attn"]),
+        {"Linear": ("linear", "group_0", None)}),
     "same-target-twice": (
         tiny.config(tiny.group(), tiny.group(tiny.INT8), ignore=()), {"Linear": ("linear", "group_1", None)}),
     "kv-cache": (
@@ -77,6 +113,36 @@ REPRESENTATIVES: dict[str, tuple[Any, dict[str, tuple[str, str | None, str | Non
 def test_representatives(name: str) -> None:
     config, expected = REPRESENTATIVES[name]
     assert entries(config) == expected
+
+
+COUNTS: list[tuple[dict[str, Any], bool]] = [
+    ({"num_experts": 8}, True), ({"n_routed_experts": 256}, True), ({"num_local_experts": 8}, True),
+    ({"moe_num_experts": [64, 64]}, True), ({"num_experts": [0, 16]}, True),
+    ({"ffn_config": {"moe_num_experts": 16}}, True),
+    ({"moe": {"num_experts": 8}}, True), ({"num_experts": 1}, False), ({"num_experts": None}, False),
+    ({"num_experts": True}, False), ({"num_experts": [[8]]}, False), ({"num_experts_per_tok": 8}, False),
+    ({"n_shared_experts": 2}, False), ({"zero_expert_num": 4, "num_zero_experts": 4}, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "expected"), COUNTS, ids=[str(model) for model, _ in COUNTS])
+def test_models_with_routed_experts(model: dict[str, Any], expected: bool) -> None:
+    kinds = {kind for kind, _, _ in entries(tiny.config(model=model)).values()}
+    assert ("moe" in kinds) is expected
+
+
+def test_patterns_of_two_groups_that_overlap_are_told() -> None:
+    patterns = ["re:.*mlp.*", "re:.*layers\\.(56|57)\\..*"]
+    for other, told in ((tiny.INT8, True), (tiny.INT4, False)):
+        groups = [
+            tiny.group(targets=[pattern], weights=w) for pattern, w in zip(patterns, (tiny.INT4, other), strict=True)
+        ]
+        problems = plan(tiny.config(*groups), strict=False).problems
+        assert [p.code for p in problems] == ["no-tensors", *(["overlap"] if told else [])]
+        if told:
+            assert all(
+                text in problems[-1].message for text in (*map(repr, patterns), "layers.56.mlp", "group_1 counts")
+            )
 
 
 def test_shapes_are_unknown_and_the_choice_says_so() -> None:
