@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ..legal import LEGAL, Universe
 from ..rules import builtin_rules
@@ -12,15 +13,15 @@ from ..rules.supported import Supported
 from .findings import Finding, finding
 from .judge import Judge
 from .names import distinct, find_cycles, name_findings
-from .questions import about_rule, gap_finding
+from .questions import about_region, about_rule, pairwise
 from .schemes import scheme_findings
 from .sweep import Fuel, OutOfFuel
 
 #: the distribution of built-in rules, which keep a name that somebody else takes as well
 OWN = "quantdispatch"
-#: steps for one check; a second or two of work. The built-in rules take a few thousand
-FUEL = 2_000_000
-#: of the fuel, what one rule may use up before the others have had theirs
+#: steps for one check, a few seconds of work at most; the built-in rules take a few thousand
+FUEL = 500_000
+#: the part of the fuel that one hard question may use up
 _SHARE = 8
 
 
@@ -51,26 +52,17 @@ def check_rules(
     regions = list(supported)
     judge = Judge(table, universe, [region.predicate for region in regions])
     circle = {name for cycle in find_cycles({r.name: r.overrides for r in table}) for name in cycle}
-    open_: list[str] = []
-    tank, share = Fuel(fuel), max(1, fuel // _SHARE)
+    questions: dict[str, Callable[[Fuel], list[Finding]]] = {}
     for index, rule in enumerate(table):
         if id(rule) in blamed:
-            try:
-                with_ = _draw(tank, share)
-                found += about_rule(judge, index, with_, blamed, in_circle=rule.name in circle)
-            except OutOfFuel:
-                open_.append(f"rule {rule.name}")
-            finally:
-                _give_back(tank, with_)
-    for index, region in enumerate(regions):
-        with_ = _draw(tank, share)
-        try:
-            gap = gap_finding(judge, len(table) + index, region, with_)
-            found += [] if gap is None else [gap]
-        except OutOfFuel:
-            open_.append(f"region {region.name!r}")
-        finally:
-            _give_back(tank, with_)
+            questions[f"rule {rule.name}"] = partial(about_rule, judge, index, in_circle=rule.name in circle)
+    for index, region in enumerate(regions, len(table)):
+        questions[f"region {region.name!r}"] = partial(about_region, judge, index, region)
+    answers, open_ = _ask(questions, fuel)
+    for index, rule in enumerate(table):
+        if f"rule {rule.name}" in open_:
+            answers += pairwise(judge, index)
+    found += _once(answers)
     if schemes:
         found += scheme_findings(own)
     if open_:
@@ -94,19 +86,40 @@ def settled(own: Sequence[Rule], others: Sequence[Rule]) -> list[Rule]:
     for rule in (*own, *others):
         namesakes = [other for other in (*own, *others) if other.name == rule.name]
         before = [r for r in namesakes if r.distribution == OWN or not any(r is mine for mine in own)]
-        if namesakes == [rule] or (len(before) == 1 and before[0] is rule):
+        if len(namesakes) == 1 or (len(before) == 1 and before[0] is rule):
             table.append(rule)
     return table
 
 
-def _draw(tank: Fuel, share: int) -> Fuel:
-    portion = Fuel(min(share, max(tank.left, 0)))
-    tank.left -= portion.left
-    return portion
+def _ask(questions: Mapping[str, Callable[[Fuel], list[Finding]]], fuel: int) -> tuple[list[Finding], list[str]]:
+    """The findings of all questions, and those that were not decided.
+
+    Each gets a small share first, so that hard ones leave enough for the others; then a large one; then all there is.
+    """
+    answers: dict[str, list[Finding]] = {}
+    left = fuel
+    for share in (fuel // (2 * len(questions) or 1), fuel // _SHARE, fuel):
+        for name, question in questions.items():
+            if name in answers:
+                continue
+            portion = Fuel(min(share, left))
+            left -= portion.left
+            try:
+                answers[name] = question(portion)
+            except OutOfFuel:
+                pass
+            left += max(portion.left, 0)
+    return [f for name in questions for f in answers.get(name, ())], [n for n in questions if n not in answers]
 
 
-def _give_back(tank: Fuel, portion: Fuel) -> None:
-    tank.left += max(portion.left, 0)
+def _once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """An overlap is found from both of its rules."""
+    seen: set[tuple[str, ...]] = set()
+    for one in found:
+        if one.name != "overlap" or one.rules not in seen:
+            yield one
+        if one.name == "overlap":
+            seen.add(one.rules)
 
 
 def _not_decided(questions: Sequence[str], rules: Sequence[Rule], fuel: int) -> Finding:

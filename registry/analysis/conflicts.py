@@ -9,8 +9,8 @@ from ..facts import LayerFacts
 from ..legal import LEGAL, Universe
 from ..rules.rule import Rule
 from .findings import listed, words
-from .judge import Judge, bits
-from .sweep import Fuel, OutOfFuel
+from .judge import Judge
+from .sweep import Fuel, OutOfFuel, bits
 
 #: for each rule; a fraction of a second
 FUEL = 250_000

@@ -5,7 +5,7 @@ Which rule wins a cell is what :class:`~..table.RuleTable` decides: the one matc
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from ..facts import LayerFacts
@@ -14,7 +14,7 @@ from ..predicates import Predicate
 from ..rules.rule import Rule
 from ..values import ABSENT
 from .matrix import Cell, Matrix, layer
-from .sweep import Fuel
+from .sweep import Fuel, bits
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,7 @@ class Judge:
         self.rules = list(rules)
         self.matrix = Matrix([*(rule.predicate for rule in self.rules), *extra], universe)
         self._owner = [i for i, boxes in enumerate(self.matrix.of) for _ in range(boxes.bit_count())]
+        self._witnesses: dict[int, LayerFacts | None] = {}
         index = {rule.name: i for i, rule in enumerate(self.rules)}
         #: for each rule those that override it
         self.beaters = [0] * len(self.rules)
@@ -43,14 +44,21 @@ class Judge:
 
     def spots(self, index: int, fuel: Fuel) -> list[Spot]:
         """Where predicate ``index`` matches. Raises ``OutOfFuel``."""
-        return [self._spot(cell) for cell in self.matrix.cells(self.matrix.of[index], fuel)]
+        cells = self.matrix.cells(self.matrix.of[index], fuel)
+        # what is asked of a spot takes a few steps for each box that matches there
+        fuel.spend(4 * sum(cell.mask.bit_count() for cell in cells))
+        return [self._spot(cell) for cell in cells]
+
+    def spot(self, facts: LayerFacts) -> Spot:
+        """A single layer, as a spot of its own."""
+        return self._spot(Cell(self.matrix.match(facts), 1, ()))
+
+    def owners(self, boxes: int) -> set[int]:
+        """The rules that have these boxes."""
+        return {self._owner[bit] for bit in bits(boxes)} & set(range(len(self.rules)))
 
     def _spot(self, cell: Cell) -> Spot:
-        matching = 0
-        for bit in bits(cell.mask):
-            owner = self._owner[bit]
-            if owner < len(self.rules):
-                matching |= 1 << owner
+        matching = sum(1 << owner for owner in self.owners(cell.mask))
         return Spot(cell, matching, self.winners(matching))
 
     def winners(self, matching: int) -> int:
@@ -66,6 +74,11 @@ class Judge:
 
     def witness(self, spot: Spot) -> LayerFacts | None:
         """A layer in a spot, checked against every rule; ``None`` should one of them see it otherwise."""
+        if spot.cell.mask not in self._witnesses:
+            self._witnesses[spot.cell.mask] = self._witness(spot)
+        return self._witnesses[spot.cell.mask]
+
+    def _witness(self, spot: Spot) -> LayerFacts | None:
         values = spot.cell.values
         plain = {n: v for n, v in values.items() if not n.endswith(".zp_dtype")}
         for tried in ({**plain, **{n: None for n in values if n not in plain and values[n] is not ABSENT}}, values):
@@ -76,14 +89,6 @@ class Judge:
 
     def names(self, mask: int) -> list[Rule]:
         return [self.rules[i] for i in bits(mask)]
-
-
-def bits(mask: int) -> Iterator[int]:
-    """The positions of the bits that are set, lowest first."""
-    while mask:
-        low = mask & -mask
-        yield low.bit_length() - 1
-        mask ^= low
 
 
 def irredundant(candidates: int, needs: Sequence[int]) -> int | None:

@@ -20,7 +20,7 @@ from ..legal import LEGAL, Region, Universe
 from ..predicates import Box, Predicate, When
 from ..values import ABSENT, PRESENT
 from .columns import DERIVED, columns
-from .sweep import Fuel, Path, States, Value, flat, fold, join, near
+from .sweep import Fuel, Path, States, Value, bits, flat, fold, join, near
 
 #: the columns of a side, those that split most first
 _ORDER = (
@@ -91,6 +91,8 @@ class Matrix:
         #: by identity: the universe's boxes are few, and long to hash
         self._alternatives: dict[int, list[tuple[str, list[Value]]]] = {}
         self._regions = [self._compile(region) for region in universe.regions]
+        #: by the values that derived facts look at, the boxes that admit those facts
+        self._settled: dict[tuple[tuple[str, Any], ...], int] = {}
         #: boxes that look at each derived fact
         self._derived = {name: sum(self._tests[name].values()) for name in self._tests if name not in _PLAIN}
 
@@ -106,12 +108,12 @@ class Matrix:
             self._admitted[key] = mask
         return mask
 
-    def cells(self, keep: int, fuel: Fuel) -> list[Cell]:
+    def cells(self, keep: int, fuel: Fuel, rows: int | None = None) -> list[Cell]:
         """The cells in which at least one box of ``keep`` matches, the most usual layers first.
 
-        Raises ``OutOfFuel``.
+        ``rows``: look at no other boxes than these. Raises ``OutOfFuel``.
         """
-        rows = self._rows(keep)
+        rows = self.meeting(keep) & (self.all if rows is None else rows)
         keyed = self._keyed(rows)
         found: dict[int, Cell] = {}
         sides: dict[int, States] = {}
@@ -124,13 +126,12 @@ class Matrix:
                     found[state[0]] = Cell(state[0], count, path)
         return list(found.values())
 
-    def match(self, facts: LayerFacts, rows: int | None = None) -> int:
-        """The boxes (of ``rows``) that match a layer, by testing each."""
-        return sum(
-            1 << bit
-            for bit, box in enumerate(self.boxes)
-            if (rows is None or rows >> bit & 1) and box.test(facts.flat).status == "yes"
-        )
+    def match(self, facts: LayerFacts) -> int:
+        """The boxes that match a layer, by what the layer's own facts are; each yes is asked of the box itself."""
+        mask = self.all
+        for name in self._tests:
+            mask &= self.admitted(name, facts.flat.get(name, ABSENT))
+        return sum(1 << bit for bit in bits(mask) if self.boxes[bit].test(facts.flat).status == "yes")
 
     # ---------------------------------------------------------------------------------------------- compiled columns
 
@@ -170,8 +171,11 @@ class Matrix:
 
     # ------------------------------------------------------------------------------------------------------- the sweep
 
-    def _rows(self, keep: int) -> int:
-        """The boxes that may match where one of ``keep`` does: those that share a value with it in each column."""
+    def meeting(self, keep: int) -> int:
+        """The boxes that may match where one of ``keep`` does: those that share a value with it in each column.
+
+        Of a single box exactly those that meet it in a legal layer, derived facts aside. 0 when there is none.
+        """
         rows = 0
         shared: dict[int, int] = {}
         for region in self._regions:
@@ -194,42 +198,31 @@ class Matrix:
     def _sweep(
         self, region: _Compiled, rows: int, keep: int, keyed: frozenset[str], sides: dict[int, States], fuel: Fuel
     ) -> States:
-        states: States = {(rows, ()): (1, ())}
-        for name, classes in region.own:
-            states = fold(states, name, classes, rows, keep, name in keyed, fuel)
+        states = fold(region.own, rows, keep, keyed, fuel)
         for boxes in region.sides:
             if not states:
                 return states
             table: States = {}
             for box in boxes:
                 if box not in sides:
-                    sides[box] = self._side(box, rows, keep, keyed, fuel)
+                    sides[box] = fold(self._alternatives[box], rows, keep, keyed, fuel)
                 for key, (count, path) in sides[box].items():
                     known = table.get(key)
                     table[key] = (count, path) if known is None else (known[0] + count, known[1])
             states = join(states, table, keep, fuel)
-        return self._settle(states, rows, keep) if keyed else states
+        return self._settle(states, keep) if keyed else states
 
-    def _side(self, box: int, rows: int, keep: int, keyed: frozenset[str], fuel: Fuel) -> States:
-        states: States = {(rows, ()): (1, ())}
-        for name, classes in self._alternatives[box]:
-            states = fold(states, name, classes, rows, keep, name in keyed, fuel)
-            if not states:
-                break
-        return states
-
-    def _settle(self, states: States, rows: int, keep: int) -> States:
+    def _settle(self, states: States, keep: int) -> States:
         """Derived facts, which follow from the values kept apart, and the boxes that ask for other ones dropped."""
         settled: States = {}
-        known: dict[tuple[tuple[str, Any], ...], int] = {}
         for (mask, keys), (count, path) in states.items():
-            admitted = known.get(keys)
+            admitted = self._settled.get(keys)
             if admitted is None:
-                facts = layer(flat(path)).flat
-                admitted = rows
+                derived = layer(flat(path)).flat
+                admitted = self.all
                 for fact in self._derived:
-                    admitted &= self.admitted(fact, facts[fact])
-                known[keys] = admitted
+                    admitted &= self.admitted(fact, derived[fact])
+                self._settled[keys] = admitted
             left = mask & admitted
             if left & keep:
                 before = settled.get((left, ()))

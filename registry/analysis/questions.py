@@ -10,16 +10,17 @@ from ..predicates import Box, When
 from ..rules.rule import Rule
 from ..rules.supported import Supported
 from .findings import Finding, finding, listed, placed, words
-from .judge import Judge, Spot, bits, irredundant
+from .judge import Judge, Spot, irredundant
 from .matrix import of_box
-from .sweep import Fuel
+from .sweep import Fuel, OutOfFuel, bits
 
 _WITNESSES = 3
+#: steps for two rules
+_PAIR = 10_000
 
 
-def about_rule(judge: Judge, index: int, fuel: Fuel, blamed: frozenset[int], *, in_circle: bool) -> list[Finding]:
-    """All findings about rule ``index``. ``blamed``: the rules (by ``id``) that are asked about too: what concerns two
-    of them is reported once, with the first. Raises ``OutOfFuel``."""
+def about_rule(judge: Judge, index: int, fuel: Fuel, *, in_circle: bool) -> list[Finding]:
+    """All findings about rule ``index``. Raises ``OutOfFuel``."""
     rule = judge.rules[index]
     spots = judge.spots(index, fuel)
     if not spots:
@@ -30,7 +31,7 @@ def about_rule(judge: Judge, index: int, fuel: Fuel, blamed: frozenset[int], *, 
     found = _boxes(judge, index, spots) + _idle(judge, rule, spots)
     if in_circle:
         return found  # nobody wins there, which the circle's own finding says
-    found += _overlaps(judge, index, spots, blamed)
+    found += _overlaps(judge, index, spots)
     return found + (_shadowed(judge, index, spots) or _redundant(judge, index, spots))
 
 
@@ -76,22 +77,49 @@ def redundant_boxes(boxes: int, masks: Sequence[int]) -> list[tuple[int, int]]:
 # --------------------------------------------------------------------------------------------------- rule against rule
 
 
-def _overlaps(judge: Judge, index: int, spots: Sequence[Spot], blamed: frozenset[int]) -> list[Finding]:
-    rule = judge.rules[index]
-    seen: set[int] = set()
+def _overlaps(judge: Judge, index: int, spots: Sequence[Spot]) -> list[Finding]:
+    seen = 1 << index
     found = []
     for spot in spots:
         if not spot.winners >> index & 1:
             continue
-        for other in bits(spot.winners & ~(1 << index)):
-            if other in seen or (other < index and id(judge.rules[other]) in blamed):
-                continue
-            seen.add(other)
-            both = [rule, judge.rules[other]]
-            layers = _layers(judge, [spot])
-            text = f"rules {listed(both)} both match {_shown(layers)}, and neither overrides the other"
-            remedy = f"let one say overrides=({both[1].name!r},), or let them match different layers"
-            found.append(finding("overlap", text, rules=both, remedy=remedy, witnesses=layers))
+        for other in bits(spot.winners & ~seen):
+            seen |= 1 << other
+            found.append(_overlap(judge, index, other, _layers(judge, [spot])))
+    return found
+
+
+def _overlap(judge: Judge, index: int, other: int, layers: Sequence[LayerFacts]) -> Finding:
+    both = [judge.rules[i] for i in sorted((index, other))]
+    text = f"rules {listed(both)} both match {_shown(layers)}, and neither overrides the other"
+    remedy = f"let one say overrides=({both[1].name!r},), or let them match different layers"
+    return finding("overlap", text, rules=both, remedy=remedy, witnesses=layers)
+
+
+def pairwise(judge: Judge, index: int, most: int = 3) -> list[Finding]:
+    """What can be said of rule ``index`` where its cells are too many to look at: up to ``most`` overlaps.
+
+    Two rules at a time are looked at, and a layer that both match counts if no third one decides there.
+    """
+    mine, matrix = judge.matrix.of[index], judge.matrix
+    meeting = 0
+    for bit in bits(mine):
+        meeting |= matrix.meeting(1 << bit)
+    found: list[Finding] = []
+    for other in sorted(judge.owners(meeting) - {index}):
+        if len(found) == most:
+            break
+        both = 1 << index | 1 << other
+        if judge.beaters[index] >> other & 1 or judge.beaters[other] >> index & 1:
+            continue
+        try:
+            cells = matrix.cells(mine, Fuel(_PAIR), mine | matrix.of[other])
+        except OutOfFuel:
+            continue
+        for cell in cells:
+            if cell.mask & matrix.of[other] and judge.spot(cell.facts).winners & both == both:
+                found.append(_overlap(judge, index, other, [cell.facts]))
+                break
     return found
 
 
@@ -166,17 +194,17 @@ def _redundant(judge: Judge, index: int, spots: Sequence[Spot]) -> list[Finding]
 # --------------------------------------------------------------------------------------------------------- the region
 
 
-def gap_finding(judge: Judge, index: int, region: Supported, fuel: Fuel) -> Finding | None:
+def about_region(judge: Judge, index: int, region: Supported, fuel: Fuel) -> list[Finding]:
     """What rules leave of the declared region that is predicate ``index``. Raises ``OutOfFuel``."""
     spots = judge.spots(index, fuel)
     holes = [spot for spot in spots if not spot.rules]
     if not holes:
-        return None
+        return []
     count, total = (sum(spot.cell.count for spot in some) for some in (holes, spots))
     layers = list(_different_holes(judge, region, fuel))
     text = f"{count} of {total} layers tried of the supported region {region.name!r} have no rule: {_shown(layers)}"
     remedy = "add a rule for them, or take them out of the declared region"
-    return finding("gap", text, remedy=remedy, witnesses=layers, count=count)
+    return [finding("gap", text, remedy=remedy, witnesses=layers, count=count)]
 
 
 #: what makes two holes worth showing both, the coarse difference first; at last any difference will do

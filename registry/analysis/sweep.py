@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 
@@ -37,6 +37,14 @@ Path = tuple[Any, ...]
 States = dict[Key, tuple[int, Path]]
 
 
+def bits(mask: int) -> Iterator[int]:
+    """The positions of the bits that are set, lowest first."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
 def near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> int:
     for _, classes in compiled:
         met = 0
@@ -50,13 +58,30 @@ def near(compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int) -> i
     return rows
 
 
-def fold(states: States, name: str, classes: list[Value], rows: int, keep: int, apart: bool, fuel: Fuel) -> States:
+def fold(
+    compiled: Iterable[tuple[str, list[Value]]], rows: int, keep: int, keyed: frozenset[str], fuel: Fuel
+) -> States:
+    """All columns of one alternative met in turn. ``keyed``: columns whose values stay apart."""
+    path: Path = ()
+    number = 1
+    several: list[tuple[str, list[Value]]] = []
+    for name, classes in compiled:
+        met = classes if name in keyed else _projected(classes, rows)
+        if name not in keyed and len(met) == 1 and met[0].mask == rows:
+            # nothing is told apart: the same for every state, so said once, before there are many
+            path, number = (path, name, met[0].first), number * met[0].number
+        else:
+            several.append((name, met))
+    states: States = {(rows, ()): (number, path)}
+    for name, classes in several:
+        states = _meet(states, name, classes, keep, name in keyed, fuel)
+        if not states:
+            break
+    return states
+
+
+def _meet(states: States, name: str, classes: list[Value], keep: int, apart: bool, fuel: Fuel) -> States:
     """Every state meets every class of values of one more column."""
-    if not apart:
-        classes = _projected(classes, rows)
-        if len(classes) == 1 and classes[0].mask == rows:
-            value = classes[0]
-            return {key: (count * value.number, (path, name, value.first)) for key, (count, path) in states.items()}
     fuel.spend(len(states) * len(classes))
     met: States = {}
     for (mask, keys), (count, path) in states.items():
