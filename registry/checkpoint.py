@@ -19,7 +19,8 @@ from .config_json import parse_json_file
 from .errors import ConfigError, UnreadableCheckpointError
 from .header_scan import scan_weight_map
 from .headers import read_header, unreadable
-from .stored_tensors import Header, TensorTable
+from .stored_tensors import Header
+from .tensor_table import TensorTable
 
 CONFIG = "config.json"
 SINGLE = "model.safetensors"

@@ -19,7 +19,8 @@ from .modules import (
     has_conv1d,
     is_cached_attention,
 )
-from .stored_tensors import Header, LayerTensors, TensorFact, TensorKind, TensorTable
+from .stored_tensors import Header, TensorKind
+from .tensor_table import LayerTensors, TensorFact, TensorTable
 
 #: the one tensor whose values a plan goes by: it gives the K of a packed weight
 _SHAPE = "weight_shape"

@@ -30,7 +30,8 @@ from .checkpoint import (  # fmt: skip
 )
 from .errors import ConfigError, QuantDispatchError, UnreadableCheckpointError
 from .headers import header_length, parse_header
-from .stored_tensors import Header, TensorTable
+from .stored_tensors import Header
+from .tensor_table import TensorTable
 
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?")
 #: most headers are shorter, so that one request a file is enough (what huggingface_hub itself asks for)

@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import QuantDispatchError
 from .resolution import Resolution
-from .stored_tensors import LayerTensors
+from .tensor_table import LayerTensors
 
 _facts = attrgetter(*(field.name for field in fields(Resolution)))
 
