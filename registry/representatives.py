@@ -22,7 +22,9 @@ CACHE = "re:.*self_attn$"
 _CLASS = re.compile(r"[A-Z]\w*")
 _EXPERT_COUNT = re.compile(r"(?:\w+_)?(?:n|num)_(?:\w+_)?experts?")
 _NO_MATRIX = re.compile(r"norm\d*$|(?:^|[._])conv(?:1d|2d|3d)?$|rotary_emb|act_fn$")
-_NUMBERS_TRIED = 12
+_NUMBERS_TRIED = 8
+#: of one layer; that many patterns that all match it are no config of anybody's
+_MATCHES_LOOKED_AT = 64
 
 
 def representatives(
@@ -100,26 +102,28 @@ class Survey:
         self._seen: dict[str, dict[str, _Seen]] = {t: {} for t in self.targets if t.startswith("re:")}
         if not self._seen:
             return
-        self._ask(LAYERS)
-        if not all(self._seen.values()):
-            # patterns over certain layers spell their numbers
-            numbers = [int(n) for target in self._seen for n in re.findall(r"\d{1,3}", target)]
-            self._ask([n for n in dict.fromkeys([*numbers, 1, 12, 25, 61]) if n not in LAYERS][:_NUMBERS_TRIED])
         for name in EMBEDDINGS:
             self._see(name, "embedding", EMBEDDING)
         for name in HEADS:
             self._see(name, "lm_head", LINEAR)
+        for layer in LAYERS:
+            self._ask(layer)
+        # patterns over certain layers spell their numbers
+        numbers = [int(n) for target in self._seen for n in re.findall(r"\d{1,3}", target)]
+        for layer in [n for n in dict.fromkeys([*numbers, 1, 12, 25, 61]) if n not in LAYERS][:_NUMBERS_TRIED]:
+            if all(self._seen.values()):
+                break
+            self._ask(layer)
 
-    def _ask(self, layers: Iterable[int]) -> None:
-        layers = list(layers)
+    def _ask(self, layer: int) -> None:
         for kind, names in (("linear", LINEARS), ("moe", EXPERTS)):
-            for name in in_blocks(layers, names):
+            for name in in_blocks([layer], names):
                 self._see(name, kind, LINEAR)
-        for name in in_blocks(layers, ATTENTIONS):
+        for name in in_blocks([layer], ATTENTIONS):
             self._see(name, "attention", ("Attention",))
 
     def _see(self, name: str, kind: str, classes: tuple[str, ...]) -> None:
-        matches = [m for m in self.index.matches(name, classes) if m.how != "class"]
+        matches = [m for m in self.index.matches(name, classes)[:_MATCHES_LOOKED_AT] if m.how != "class"]
         if not matches:
             return
         ignored = self.index.ignored_by(name, classes)
@@ -209,7 +213,8 @@ def _regex_kinds(target: str, group: ConfigGroup, experts: bool, head: bool, sur
     if group.weights is None and (seen == {"attention"} or re.search(r"attn\)?\$?$|attention\)?\$?$", words)):
         return ["attention"]
     named_experts = "experts" in words
-    kinds = [kind for kind in ("linear", "moe") if kind in seen and (kind != "moe" or experts or named_experts)]
+    usual: list[str] = ["linear", "moe"]
+    kinds = [kind for kind in usual if kind in seen and (kind != "moe" or experts or named_experts)]
     if kinds:
         kinds = kinds[::-1] if named_experts else kinds
         return [*kinds, "lm_head"] if head and "lm_head" in seen else kinds
