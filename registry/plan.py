@@ -21,9 +21,11 @@ from .registry import Registry, get_registry
 from .representatives import CACHE, Survey, overlaps, representatives
 from .resolution import Resolution
 from .resolver import Assignment, Resolver, Task
+from .scope import Scope
 from .sharding import check_degree
 from .source import Source, open_source, read_quantization
 from .targets import TargetIndex
+from .transformed import Transformed
 from .transforms import FIELD, Transforms
 
 DTYPES = ("bfloat16", "float16", "float32")
@@ -153,7 +155,8 @@ def _layers(
         Problem("transform-offline", f"{t}: applied when it was written", "note", FIELD) for t in transforms.offline
     ]
     checkpoint = source.checkpoint
-    resolver = Resolver(task, config, stored=checkpoint is not None)
+    transformed = Transformed(transforms)
+    resolver = Resolver(task, config, stored=checkpoint is not None, transformed=transformed)
     layers: Mapping[str, Resolution]
     if checkpoint is not None:
         problems += [Problem("files", note, "note", checkpoint.path) for note in checkpoint.notes]
@@ -162,6 +165,9 @@ def _layers(
             Problem("unknown-module", f"modules names {name}, which the checkpoint does not have", where=name)
             for name in modules.override(given or {})
         ]
+        if transforms:
+            transforms.scope = Scope(config.path, modules.families)
+            transformed.adopt(modules)
         add_missing_head(modules, index)
     elif given:
         modules = without_tensors(given_modules(given).values())
@@ -172,15 +178,23 @@ def _layers(
         survey = Survey(index, [target for group in config.groups for target in group.targets])
         layers = _from_patterns(config, source, index, survey, transforms, resolver)
         return layers, problems + overlaps(config, survey)
-    layers, found = _from_modules(modules, config, index, transforms, resolver)
+    elsewhere = transformed.elsewhere(modules, source.raw) if transforms else {}
+    layers, found = _from_modules(modules, config, index, transforms, resolver, elsewhere)
     problems += without_tied_head(found, modules, source.raw)
     return layers, problems
 
 
 def _from_modules(
-    modules: Modules, config: QuantConfig, index: TargetIndex, transforms: Transforms, resolver: Resolver
+    modules: Modules,
+    config: QuantConfig,
+    index: TargetIndex,
+    transforms: Transforms,
+    resolver: Resolver,
+    elsewhere: Mapping[str, tuple[str, ...]],
 ) -> tuple[Layers, list[Problem]]:
+    """``elsewhere``: transforms of what is no layer, see :meth:`.transformed.Transformed.elsewhere`."""
     assigned = assign(modules, config, index, transforms)
+    assigned.assignments.update((name, Assignment(transforms=labels)) for name, labels in elsewhere.items())
     if config.kv_cache_scheme is not None:
         _adopt_cache_scales(modules, assigned.assignments)
     models: dict[str, Resolution] = {}

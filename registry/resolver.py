@@ -21,10 +21,12 @@ from .modules import CACHE_NAMES, Module, quantized_names
 from .peers.facts import Sight, sight_of
 from .registry import Registry
 from .resolution import Resolution, Trace
-from .scheme import Scheme
+from .scheme import LayerShape, Scheme, TensorInfo
 from .sharding import shard
 from .stored_tensors import TensorEntry
 from .table import Decision
+from .transformed import Transformed
+from .transforms import Transform, Transforms
 
 DENSE = "dense"
 #: unquantized layers stay modules of torch: no kernel of ours computes them
@@ -60,11 +62,15 @@ class Task:
 class Resolver:
     """Resolves modules of one checkpoint. Failures are put into :attr:`Resolution.error`, never raised."""
 
-    def __init__(self, task: Task, config: QuantConfig, *, stored: bool) -> None:
-        """``stored``: the checkpoint's headers are at hand, so that a layer without tensors misses them."""
+    def __init__(
+        self, task: Task, config: QuantConfig, *, stored: bool, transformed: Transformed | None = None
+    ) -> None:
+        """``stored``: the checkpoint's headers are at hand, so that a layer without tensors misses them.
+        ``transformed``: the config's transforms, where their stored matrices are known."""
         self._task = task
         self._config = config
         self._stored = stored
+        self._transformed = transformed or Transformed(Transforms(config.transform_config))
         self._known: dict[Any, Resolution] = {}
         #: groups whose format had to be found in the tensors, with what was found
         self.inferred_formats: dict[str, set[str]] = {}
@@ -116,6 +122,7 @@ class Resolver:
         )  # fmt: skip
         try:
             if module.kind is None:
+                self._check_transforms(result, module)
                 arbitration.check_never_quantized(module)
                 if module.tensors:
                     return result
@@ -127,7 +134,7 @@ class Resolver:
                 result.format = self._format(module, group, assignment.target)
             facts = LayerFacts(result.kind, result.format, result.weights, result.inputs, result.outputs)
             if group is None and module.kind == "attention":  # nothing of it is quantized, but it is transformed
-                raise _no_transform(result)
+                self._check_transforms(result, module)
             self._choose(result, module, facts, group)
         except QuantDispatchError as error:
             result.error = self._with_engines(error, result, group)
@@ -174,6 +181,9 @@ class Resolver:
         attends = facts.kind in ("kv_cache", "attention")
         cached = CACHE_NAMES if self._config.kv_cache_scheme is not None and not attends else frozenset()
         own = {name: t for name, t in module.tensors.items() if name not in cached}
+        if result.transforms:
+            own, matrices = _without_matrices(own, self._transformed.transforms.running(result.transforms))
+            cached |= matrices
         if "weight" in own or (self._stored and (group is not None or attends)):
             result.shape = scheme.check(module.name, own)
             required, optional = scheme.tensor_names()
@@ -183,12 +193,18 @@ class Resolver:
                 arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
         result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
-        if result.transforms:
-            raise _no_transform(result)
+        self._check_transforms(result, module, part)
         if scheme.name == DENSE:
             result.backend = TORCH
         else:
             self._choose_kernel(result, scheme)
+
+    def _check_transforms(self, result: Resolution, module: Module, part: LayerShape | None = None) -> None:
+        if result.transforms:
+            self._transformed.check(
+                module.name, module.kind, result.transforms, module.tensors, shape=result.shape, part=part,
+                stored=self._stored,
+            )  # fmt: skip
 
     def _choose_kernel(self, result: Resolution, scheme: Scheme) -> None:
         assert result.spec is not None
@@ -206,6 +222,15 @@ class Resolver:
         return NoSchemeFound(
             f"no rule accepts {describe(facts)}", layer=name, nearest=nearest, remedy=_change(facts, nearest)
         )
+
+
+def _without_matrices(
+    tensors: Mapping[str, TensorInfo], transforms: Sequence[Transform]
+) -> tuple[dict[str, TensorInfo], frozenset[str]]:
+    """A layer's own tensors, and the names of those that are its transforms'."""
+    modules = {transform.module for transform in transforms}
+    theirs = frozenset(name for name in tensors if name.partition(".")[0] in modules and "." in name)
+    return {name: tensor for name, tensor in tensors.items() if name not in theirs}, theirs
 
 
 def _place(name: str, assignment: Assignment) -> tuple[Any, ...]:
@@ -253,12 +278,3 @@ def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     return NoKernelFound(
         f"no kernel computes {result.scheme} on {where}: {reasons}", layer=result.name, nearest=trace, remedy=remedy
     )
-
-
-def _no_transform(result: Resolution) -> NoKernelFound:
-    return NoKernelFound(
-        f"no kernel applies online transforms yet: transform_config asks for {', '.join(result.transforms)} around the "
-        f"{result.scheme or result.kind} layer",
-        layer=result.name, field="transform_config",
-        remedy="use a checkpoint without online transforms, or a plugin with a scheme for them",
-    )  # fmt: skip

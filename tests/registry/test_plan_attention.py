@@ -1,4 +1,4 @@
-"""What concerns more than one matrix: caches, attention, transforms, tensor parallelism."""
+"""What concerns more than one matrix: caches, attention, tensor parallelism."""
 
 from __future__ import annotations
 
@@ -10,15 +10,10 @@ import tiny_plans as tiny
 from planning import ATTN, MLP, OUTSIDE, codes, error, soft, tiny_registry  # noqa: F401
 from tiny_plans import checkpoint, layers
 
-from quantdispatch.registry.errors import (
-    CheckpointError,
-    ConfigError,
-    NoKernelFound,
-    NoSchemeFound,
-)
+from quantdispatch.registry.errors import CheckpointError, NoSchemeFound
 from quantdispatch.registry.plan import plan
 
-# ------------------------------------------------------------------ kv cache, attention and transforms
+# ------------------------------------------------------------------ kv cache and attention
 
 FP8_CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 
@@ -106,87 +101,6 @@ def test_attention_needs_the_scale_of_its_queries(tmp_path: Path) -> None:
 def test_a_pattern_that_hits_the_projections_too_does_not_mean_attention(tmp_path: Path) -> None:
     config = tiny.config(tiny.group(targets=["re:.*self_attn.*"]), ignore=["re:visual.*"])
     assert ATTN not in plan(checkpoint(tmp_path, config, attention_tensors())).layers
-
-
-def transform(location: str, targets: Any = ("Linear",), ignore: Any = ()) -> Any:
-    apply = [{"targets": list(targets), "location": location, "ignore": list(ignore)}]
-    return {"config_groups": {"R3": {"type": "hadamard", "apply": apply}}}
-
-
-def test_transforms_at_run_time_are_not_lost(tmp_path: Path) -> None:
-    config = tiny.config(transform_config=transform("input", ignore=["re:.*k_proj"]), ignore=["re:visual.*"])
-    result = soft(tmp_path, config, attention_tensors())
-    failing = {layer.name: layer.error for layer in result.layers.values() if layer.error}
-    assert set(failing) == {f"{ATTN}.{p}_proj" for p in "qvo"} | {"visual.0.attn.qkv_proj"}
-    assert all(isinstance(e, NoKernelFound) and e.field == "transform_config" for e in failing.values())
-    assert result.config.transform_config and "R3 at input (hadamard)" in str(failing[f"{ATTN}.q_proj"])
-
-
-def test_a_layer_with_transforms_is_resolved_up_to_its_kernel(tmp_path: Path) -> None:
-    """And one without is what it would be without them in the config."""
-    tensors, ignored = attention_tensors(), ["re:visual.*"]
-    config = tiny.config(transform_config=transform("input", ["re:.*q_proj"]), ignore=ignored)
-    result = soft(tmp_path / "with", config, tensors)
-    without = plan(checkpoint(tmp_path / "without", tiny.config(ignore=ignored), tensors))
-    layer, bare = result.layers[f"{ATTN}.q_proj"], without.layers[f"{ATTN}.q_proj"]
-    assert layer.transforms == ("R3 at input (hadamard)",) and bare.transforms == ()
-    assert (layer.rule, layer.scheme, layer.shape, layer.spec) == (bare.rule, bare.scheme, bare.shape, bare.spec)
-    assert layer.rule is not None and layer.trace.rules == bare.trace.rules and layer.kernel is layer.backend is None
-    assert layer.to_json()["transforms"] == ["R3 at input (hadamard)"] and bare.to_json()["transforms"] == []
-    assert result.layers[f"{ATTN}.k_proj"].to_json() == without.layers[f"{ATTN}.k_proj"].to_json()
-
-
-def test_a_layer_left_dense_is_transformed_too(tmp_path: Path) -> None:
-    config = tiny.config(transform_config=transform("output", ["re:visual.*"]), ignore=["re:visual.*"])
-    layer = soft(tmp_path, config, attention_tensors()).layers["visual.0.attn.qkv_proj"]
-    assert layer.scheme == "dense" and layer.backend is None and isinstance(layer.error, NoKernelFound)
-
-
-@pytest.mark.parametrize(
-    ("scheme", "apply", "label"),
-    [
-        ({}, {}, "R3 at input (hadamard)"),
-        ({"type": "random-hadamard", "head_dim": 128}, {}, "R3 at input (random-hadamard, size 128)"),
-        ({"type": "random-matrix", "randomize": True}, {"inverse": True},
-         "R3 at input (random-matrix, random, inverse)"),
-        ({"randomize": False, "head_dim": None}, {"inverse": False}, "R3 at input (hadamard)"),
-        ({}, {"targets": "Linear"}, "R3 at input (hadamard)"),
-    ],
-)  # fmt: skip
-def test_transforms_are_said_in_words(tmp_path: Path, scheme: Any, apply: Any, label: str) -> None:
-    config = transform("input")
-    config["config_groups"]["R3"].update(scheme)
-    config["config_groups"]["R3"]["apply"][0].update(apply)
-    result = soft(tmp_path, tiny.config(transform_config=config), layers("m.x"))
-    assert result.layers["m.x"].transforms == (label,)
-
-
-def test_what_is_wrong_before_the_transform_is_said_first(tmp_path: Path) -> None:
-    config = tiny.config(transform_config=transform("input"))
-    found = error(soft(tmp_path, config, {**layers("m.x"), "m.x.odd_scale": ("BF16", [1])}), "m.x")
-    assert isinstance(found, CheckpointError) and "odd_scale" in str(found)
-
-
-def test_transforms_of_attention(tmp_path: Path) -> None:
-    config = tiny.config(transform_config=transform("q_attn", ["re:.*self_attn$"]), ignore=["re:visual.*"])
-    result = soft(tmp_path, config, attention_tensors())
-    (layer,) = [layer for layer in result.layers.values() if layer.error]
-    assert layer.name == ATTN and isinstance(layer.error, NoKernelFound) and layer.transforms
-
-
-def test_transforms_of_weights_were_done_by_the_writer(tmp_path: Path) -> None:
-    config = tiny.config(transform_config=transform("weight_input"), ignore=["re:visual.*"])
-    result = plan(checkpoint(tmp_path, config, attention_tensors()))
-    assert codes(result) == {"transform-offline"}
-
-
-@pytest.mark.parametrize(
-    "bad", [{"config_groups": {"R": 3}}, {"config_groups": {"R": {"apply": 3}}}, {"other": 1}, transform("nowhere")]
-)
-def test_transforms_that_cannot_be_read(tmp_path: Path, bad: Any) -> None:
-    with pytest.raises(ConfigError) as caught:
-        plan(checkpoint(tmp_path, tiny.config(transform_config=bad), layers("m.x")))
-    assert "transform_config" in str(caught.value) and caught.value.exit_code == 2
 
 
 # ---------------------------------------------------------------------------------- tensor parallelism
