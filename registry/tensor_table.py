@@ -92,7 +92,8 @@ class LayerTensors(Mapping[str, TensorEntry]):
         return local in self.kinds
 
     def __getitem__(self, local: str) -> TensorEntry:
-        return self._table[self._layer + self.kinds[local].tail]
+        # a tensor of a module below has its own module's tail
+        return self._table[self._layer + (f".{local}" if "." in local else self.kinds[local].tail)]
 
     def __repr__(self) -> str:
         return f"LayerTensors({dict(self)!r})"
