@@ -118,6 +118,7 @@ _ESCAPES = {
     r"\b": f"(?:(?<=[{_WORD}])(?![{_WORD}])|(?<![{_WORD}])(?=[{_WORD}]))",
     r"\B": f"(?:(?<=[{_WORD}])(?=[{_WORD}])|(?<![{_WORD}])(?![{_WORD}]){_EMPTY})",
 }
+_ASCII_ESCAPES = {r"\B": rf"\B{_EMPTY}"}
 _SET_ESCAPES = {"[": r"\[", r"\w": _WORD, r"\s": _SPACE, r"\S": _NO_SPACE}
 
 
@@ -141,8 +142,8 @@ def for_regex(text: str) -> str:
             piece = "{0" + piece[1:]
         elif kind == "set":
             piece = _set_for_regex(piece, unicode)
-        elif kind == "escape" and unicode:
-            piece = _ESCAPES.get(piece, piece)
+        elif kind == "escape":
+            piece = (_ESCAPES if unicode else _ASCII_ESCAPES).get(piece, piece)
         parts.append(piece)
     return "".join(parts)
 

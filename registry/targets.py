@@ -107,6 +107,11 @@ class TargetIndex:
         self._hit_targets: set[str] = set()
         self._hit_ignore: set[str] = set()
 
+    @property
+    def budget(self) -> PatternBudget:
+        """What is left of the time for regular expressions; hand it to further indexes of the same plan."""
+        return self._budget
+
     # ----------------------------------------------------------------------------------------------------- questions
 
     def ignored_by(self, name: str, classes: Sequence[str]) -> str | None:

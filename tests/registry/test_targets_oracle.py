@@ -249,6 +249,7 @@ def test_configs_that_name_layers(groups, ignore, modules):
 @example(r"\w+$", ["a²", "é", "e\u0301"])
 @example(r"[^\W_]+$", ["a²", "_"])
 @example(r"\B", ["", "a", "ab"])
+@example(r"(?a)(\B)a?", ["", "a", "ab"])
 def test_one_pattern(text, names):
     pattern = compile_pattern(text)
     for name in names:
