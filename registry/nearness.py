@@ -34,11 +34,6 @@ _FOLLOWERS = {"group_size": 10, "block_structure": 10, "dynamic": 20, "actorder"
 _FARTHEST_BITS = 40
 
 
-def nearest_box(boxes: Iterable[tuple[Mismatch, ...]], facts: Mapping[str, Any]) -> tuple[Mismatch, ...]:
-    """Of what keeps ``facts`` out of each box of a rule, that which it would take least to mend."""
-    return min(boxes, key=lambda found: (cost(found, facts), len(found)))
-
-
 def cost(mismatches: Iterable[Mismatch], facts: Mapping[str, Any]) -> int:
     """What it would take to mend all of ``mismatches`` of a layer with ``facts``; nothing for none."""
     fields = {m.field: m for m in mismatches}
@@ -50,12 +45,25 @@ def cost(mismatches: Iterable[Mismatch], facts: Mapping[str, Any]) -> int:
             total += _ALL_OF_IT
         elif name in _FOLLOWERS and f"{side}.strategy" in fields:
             total += _FOLLOWERS[name]
-        elif name == "strategy" and _alike(mismatch):
-            total += _ALIKE_COSTS[side]
         else:
-            table, key = (_RUN_TIME, name) if side in ("inputs", "outputs") else (_COSTS, field)
-            total += table.get(key, _OTHER) + (_bits_apart(mismatch) if name == "num_bits" else 0)
+            total += _alone(mismatch)
     return total
+
+
+def least(mismatch: Mismatch) -> int:
+    """No less than this is added to :func:`cost` by ``mismatch``, whatever else does not match."""
+    name = mismatch.field.partition(".")[2]
+    if name and mismatch.observed is ABSENT:
+        return 0  # the whole side is absent, and counts once
+    return min(_FOLLOWERS.get(name, _ALL_OF_IT), _alone(mismatch))
+
+
+def _alone(mismatch: Mismatch) -> int:
+    side, _, name = mismatch.field.partition(".")
+    if name == "strategy" and _alike(mismatch):
+        return _ALIKE_COSTS[side]
+    table, key = (_RUN_TIME, name) if side in ("inputs", "outputs") else (_COSTS, mismatch.field)
+    return table.get(key, _OTHER) + (_bits_apart(mismatch) if name == "num_bits" else 0)
 
 
 def _alike(mismatch: Mismatch) -> bool:

@@ -14,7 +14,7 @@ from .bounded import Bounded
 from .domains import Domain
 from .errors import PluginError
 from .facts import LayerFacts
-from .nearness import cost, nearest_box
+from .nearness import cost, least
 from .predicates import Mismatch, without_followers
 from .rules.rule import Rule
 from .values import ABSENT
@@ -61,11 +61,13 @@ class RuleTable:
         self.rules = tuple(sorted(rules, key=lambda r: r.name))
         self._beaten_by = {r.name: {o.name for o in self.rules if r.name in o.overrides} for r in self.rules}
         self._boxes = [(index, box) for index, rule in enumerate(self.rules) for box in rule.predicate.boxes]
-        self._tests: dict[str, list[tuple[int, Domain]]] = {}
+        tests: dict[str, list[tuple[int, Domain]]] = {}
         for bit, (_, box) in enumerate(self._boxes):
             for name, wanted in box.fields:
-                self._tests.setdefault(name, []).append((bit, wanted))
+                tests.setdefault(name, []).append((bit, wanted))
+        self._tests = dict(sorted(tests.items()))
         self._masks: dict[tuple[str, type, Any], int] = Bounded(16384)
+        self._refused: dict[tuple[str, type, Any], list[tuple[int, Mismatch, int]]] = Bounded(2048)
         self._decided: dict[LayerFacts, Decision] = Bounded(2048)
 
     @classmethod
@@ -107,19 +109,37 @@ class RuleTable:
             self._masks[key] = mask
         return mask
 
-    def _misses(self, flat: Mapping[str, Any]) -> list[list[tuple[Mismatch, ...]]]:
-        """For each rule, what keeps a layer out of each of its boxes: as :meth:`.Box.test` says, for all in one go."""
+    def _misses(self, flat: Mapping[str, Any]) -> list[tuple[Mismatch, ...]]:
+        """For each rule, what keeps a layer out of the box that the least would have to change for.
+
+        As :meth:`.Box.test` says it, for all boxes in one go; a box that cannot be the nearest is not looked at twice.
+        """
         found: list[list[Mismatch]] = [[] for _ in self._boxes]
-        for name in sorted(self._tests):
-            tests, value = self._tests[name], flat.get(name, ABSENT)
-            admitted = self._mask(name, value, tests)
-            for bit, wanted in tests:
-                if not admitted >> bit & 1:
-                    found[bit].append(Mismatch(name, value, wanted))
-        misses: list[list[tuple[Mismatch, ...]]] = [[] for _ in self.rules]
-        for (index, _), mismatches in zip(self._boxes, found, strict=True):
-            misses[index].append(tuple(without_followers(mismatches)))
-        return misses
+        bounds = [0] * len(self._boxes)
+        for name in self._tests:
+            for bit, mismatch, at_least in self._mismatches(name, flat.get(name, ABSENT)):
+                found[bit].append(mismatch)
+                bounds[bit] += at_least
+        nearest: list[tuple[Mismatch, ...]] = [()] * len(self.rules)
+        costs: list[tuple[int, int] | None] = [None] * len(self.rules)
+        for bound, bit in sorted(zip(bounds, range(len(bounds)), strict=True)):
+            index = self._boxes[bit][0]
+            best = costs[index]
+            if best is None or bound <= best[0]:
+                mismatches = tuple(without_followers(found[bit]))
+                taken = cost(mismatches, flat), len(mismatches)
+                if best is None or taken < best:
+                    nearest[index], costs[index] = mismatches, taken
+        return nearest
+
+    def _mismatches(self, name: str, value: Any) -> list[tuple[int, Mismatch, int]]:
+        """The boxes that do not admit ``value`` in this field, with what that costs at least."""
+        key = (name, type(value), value)
+        known = self._refused.get(key)
+        if known is None:
+            refused = ((bit, Mismatch(name, value, wanted)) for bit, wanted in self._tests[name] if value not in wanted)
+            known = self._refused[key] = [(bit, mismatch, least(mismatch)) for bit, mismatch in refused]
+        return known
 
     def winner(self, facts: LayerFacts) -> Rule | None:
         """The rule alone, without what kept the others out, which takes far longer to say."""
@@ -143,7 +163,7 @@ class RuleTable:
                 beaten = sorted(self._beaten_by[rule.name] & matching)
                 trace.append(RuleCandidate(rule, not beaten, overridden_by=beaten[0] if beaten else None))
             else:
-                trace.append(RuleCandidate(rule, False, nearest_box(misses[index], facts.flat)))
+                trace.append(RuleCandidate(rule, False, misses[index]))
         trace.sort(key=lambda c: (not c.accepted, *distance(c, facts.flat)))
         return Decision(next((c.rule for c in trace if c.accepted), None), tuple(trace))
 
