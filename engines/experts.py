@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -51,9 +52,12 @@ class QuantExperts(nn.Module):
         object.__setattr__(self, "_activation", activation)
         object.__setattr__(self, "original", original)
 
+    def expert(self, number: int) -> Expert:
+        return cast(Expert, self._modules[str(number)])
+
     def dequantize(self, dtype: torch.dtype | None = None) -> nn.Module:
         """The model's own experts again, with dense stacked weights; by default in the dtype of the activations."""
-        experts = [self.get_submodule(str(number)).projections() for number in range(self.num_experts)]  # type: ignore[operator]
+        experts = [self.expert(number).projections() for number in range(self.num_experts)]
         first = [torch.cat([_dense(module, dtype) for module in modules]) for modules, _ in experts]
         original: nn.Module = copy(self.original)
         original._parameters = dict(original._parameters)
@@ -82,8 +86,7 @@ class QuantExperts(nn.Module):
                 total += self._expert(number, x).float() * weight
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
-        expert = self._modules[str(number)]
-        first, last = expert.projections()  # type: ignore[union-attr,operator]
+        first, last = self.expert(number).projections()
         parts = [module(x) for module in first]
         hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         result: Tensor = last(self._activation(hidden))
@@ -92,7 +95,7 @@ class QuantExperts(nn.Module):
 
 def _dense(module: nn.Module, dtype: torch.dtype | None) -> Tensor:
     plain = module.dequantize(dtype) if isinstance(module, QuantLinear) else module
-    weight: Tensor = plain.weight.detach()  # type: ignore[assignment]
+    weight = cast(Tensor, plain.weight).detach()
     return weight if dtype is None else weight.to(dtype)
 
 

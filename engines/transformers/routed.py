@@ -121,5 +121,5 @@ class RoutedExperts:
         ordered = [Expert(first, last[0]) for _, (first, last) in sorted(experts.items())]
         for name in [name for name, _ in original.named_parameters(recurse=False)]:
             setattr(original, name, None)
-        gated = getattr(original, "has_gate", True)
-        return QuantExperts(ordered, original._apply_gate if gated else original.act_fn, original)
+        activation: Any = original._apply_gate if getattr(original, "has_gate", True) else original.act_fn
+        return QuantExperts(ordered, activation, original)

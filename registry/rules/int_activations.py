@@ -46,7 +46,7 @@ RULES = (
     ),
     Rule(
         name="wNa8o8_int",
-        summary="int1 to int8 weights, packed or stored as int8; one static scale for int8 inputs, one for int8 outputs",
+        summary="int1 to int8 weights, packed or stored as int8; static int8 inputs and outputs, a scale each",
         when=int_boxes(between(1, 8), PACKED | UNPACKED, STATIC_INT8, STATIC_INT8[0]),
         scheme="quantdispatch.schemes.wna8o8_int:WNA8O8Int",
     ),
