@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..registry.analysis.choice import DEVICES
 from ..registry.domains import Domain
 from ..registry.facts import SIDES
 from ..registry.kernels import Kernel
@@ -16,7 +17,6 @@ from ..registry.predicates import Box
 from ..registry.registry import Registry, build
 from ..registry.rules import Rule
 from ..registry.values import ABSENT
-from .coverage import DEVICES
 from .engine_docs import engines_page
 from .output import Output
 

@@ -154,8 +154,8 @@ _CHOICES: dict[str, tuple[Any, ...]] = {
     "online_transforms": (True,),
 }
 _HEAD = QuantArgs(**_FP8, strategy="attn_head")
-#: layers tried for one difference before it is said that none has it
-_TRIES = 1500
+#: layers tried for one difference before it is said that none has it; and for an error
+_TRIES, _ERROR_TRIES = 1500, 300
 #: of those, how many for one that has a scheme of ours
 _WITH_SCHEME = 200
 
@@ -196,7 +196,8 @@ def _example(
 ) -> tuple[View, str, str | None] | None:
     predicate = case.predicate if fault is None else both(case.predicate, fault.predicate)
     first: tuple[View, str, None] | None = None
-    for number, view in zip(range(_TRIES), _each(kind, predicate), strict=False):
+    tries = _TRIES if fault is not None else _ERROR_TRIES
+    for number, view in zip(range(tries), _each(kind, predicate), strict=False):
         if first is not None and number > _WITH_SCHEME:
             break
         where = _where(engine, view, case, fault)

@@ -135,7 +135,7 @@ def plan(
     registry.check_backend(backend)
     with collector_paused():
         opened = open_source(source)
-        config, problems = read_quantization(opened.raw, registry)
+        config, problems = read_quantization(opened.raw, registry, environment)
         layers, found = _layers(opened, config, Task(registry, environment, dtype, degree, backend), modules)
     result = Plan(
         layers, (*problems, *found, *_registry_problems(registry)), opened.label, config, environment, device, dtype,

@@ -72,6 +72,7 @@ def _group(name: str, raw: Any) -> ConfigGroup | None:
         sides = {
             side: None if raw.get(key) is None else QuantArgs.model_validate(raw[key]) for side, key in _SIDES.items()
         }
-        return ConfigGroup(name=name, targets=tuple(map(str, targets)), format=raw.get("format"), **sides)
+        group = ConfigGroup(name=name, targets=tuple(map(str, targets)), format=raw.get("format"))
+        return group.model_copy(update=sides)
     except (ValidationError, ValueError, TypeError, OverflowError, RecursionError):
         return None  # engines refuse these args too

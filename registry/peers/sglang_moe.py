@@ -94,16 +94,6 @@ def _packed() -> tuple[EngineCase, ...]:  # (a2) 3
             faults=sound,
         ),
         EngineCase(
-            "int4 groups of 32, for FlashInfer, another format",
-            more(runner=FLASHINFER, weights=groups_of_32),
-            error="ValueError",
-        ),
-        EngineCase(
-            "int4 groups of 32 or 128, for Triton, another format",
-            [both(w, Seen(top_format=not_in({PACK}))) for w in for_triton],
-            error="ValueError",
-        ),
-        EngineCase(
             "int4 groups of 32 or 128, for Triton",
             [both(w, Seen(top_format=PACK)) for w in for_triton],
             "CompressedTensorsWNA16TritonMoE",

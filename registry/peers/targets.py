@@ -142,6 +142,12 @@ TARGET_DIFFERENCES = (
         "plans the attention modules that it names",
     ),
     TargetDifference(
+        "nameless",
+        "a module that the engine's model builds without a name, such as Llama's embedding",
+        {"vllm": "neither ignores it nor finds it by name: classes alone decide"},
+        "goes by the names of the checkpoint",
+    ),
+    TargetDifference(
         "override",
         "`linear_fp8_config` beside the groups",
         {"sglang": "runs Fp8LinearMethod for every linear layer before anything else is looked at"},
