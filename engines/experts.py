@@ -41,6 +41,7 @@ class QuantExperts(nn.Module):
     """Experts 0 to E - 1, children under their numbers. Computes those that are chosen and no others."""
 
     original: nn.Module
+    _activation: Activation
 
     def __init__(self, experts: Sequence[Expert], activation: Activation, original: nn.Module) -> None:
         """``activation``: of the model's own experts. ``original``: that module, its stacked weights empty."""
