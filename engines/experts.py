@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from .modules import QuantLinear
+from .transforms import plain
 
 #: [rows, 2 I] of gate and up, side by side, to [rows, I]; or [rows, I] to [rows, I] for experts without a gate
 Activation = Callable[[Tensor], Tensor]
@@ -95,8 +96,8 @@ class QuantExperts(nn.Module):
 
 
 def _dense(module: nn.Module, dtype: torch.dtype | None) -> Tensor:
-    plain = module.dequantize(dtype) if isinstance(module, QuantLinear) else module
-    weight = cast(Tensor, plain.weight).detach()
+    dense = module.dequantize(dtype) if isinstance(module, QuantLinear) else plain(cast(nn.Linear, module))
+    weight = dense.weight.detach()
     return weight if dtype is None else weight.to(dtype)
 
 

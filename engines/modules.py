@@ -13,6 +13,7 @@ from ..registry.scheme import LayerShape, Scheme
 from .lazy_weight import LazyWeight
 from .packed import DENSE_PACKING, PackedLayer, args_text
 from .tensors import dtype_name
+from .transforms import folded
 
 __all__ = ["DENSE_PACKING", "QuantLinear"]
 
@@ -86,12 +87,14 @@ class QuantLinear(PackedLayer):
     def dequantize(self, dtype: torch.dtype | None = None) -> nn.Linear:
         """A plain linear layer of the same weight, by default in the dtype of the activations.
 
-        Input quantization, if the scheme has any, is lost with it: the layer computes in ``dtype``.
+        Input quantization, if the scheme has any, is lost with it: the layer computes in ``dtype``. Transforms of its
+        inputs and outputs become part of the weight.
         """
         dtype = dtype or self.dtype
+        weight, bias = folded(self, self.dense_weight(), self.bias)
         with torch.device("meta"):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.spec.bias)
-        linear.weight = nn.Parameter(self.dense_weight(dtype).contiguous())
-        if self.spec.bias:
-            linear.bias = nn.Parameter(cast(torch.Tensor, self.bias).detach().to(dtype).clone())
+        linear.weight = nn.Parameter(weight.to(dtype).contiguous())
+        if bias is not None:
+            linear.bias = nn.Parameter(bias.detach().to(dtype).clone())
         return linear.train(self.training)

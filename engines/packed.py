@@ -141,6 +141,7 @@ class PackedLayer(nn.Module):
         error_msgs: list[str],
     ) -> None:
         given = {key[len(prefix) :]: value for key, value in state_dict.items() if key.startswith(prefix)}
+        given = {name: value for name, value in given.items() if name.partition(".")[0] not in self._modules}
         required, optional = self.scheme.tensor_names()
         known = required | optional | {"bias"}
         missing_keys.extend(prefix + name for name in sorted(required - given.keys()) if strict)
@@ -158,6 +159,8 @@ class PackedLayer(nn.Module):
         What it does to an empty tensor of the activations' dtype tells what is asked for. A new dtype or kind of device
         needs a kernel chosen and weights packed again; otherwise tensors move as they are, scales never cast.
         """
+        for child in self.children():
+            child._apply(fn)  # type: ignore[no-untyped-call]
         target = fn(torch.empty(0, dtype=self.dtype, device=self.device))
         if not self.loaded:
             self._empty_device = target.device
@@ -171,7 +174,7 @@ class PackedLayer(nn.Module):
             return self
         with torch.no_grad():
             for name, tensor in self._buffers.items():
-                self._buffers[name] = None if tensor is None else _move(tensor, fn)
+                self._buffers[name] = None if tensor is None else move_bits(tensor, fn)
         return self
 
     # -- helpers
@@ -204,7 +207,7 @@ class PackedLayer(nn.Module):
         return cast(Numerics, load_target(self.scheme.numerics)(self.scheme.layer))
 
 
-def _move(tensor: torch.Tensor, fn: Move) -> torch.Tensor:
+def move_bits(tensor: torch.Tensor, fn: Move) -> torch.Tensor:
     """Apply ``fn`` to a tensor's bits, so that a cast in it does not touch them; only the device it chose counts."""
     carrier = tensor.view(_CARRIER[tensor.element_size()]) if tensor.is_floating_point() else tensor
     moved = fn(carrier)

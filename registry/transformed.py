@@ -153,7 +153,7 @@ def block_size(name: str, transform: Transform, shape: LayerShape | None) -> int
     """Size of the matrix, ``None`` where the layer's shape is unknown and decides. Raises ``NoKernelFound`` for blocks
     that do not divide the features."""
     size = transform.head_dim
-    features = shape and (shape.k if transform.location == "input" else shape.n)
+    features = None if shape is None else shape.k if transform.location == "input" else shape.n
     if size is not None and features is not None and features % size:
         raise NoKernelFound(
             f"{transform.label}: blocks of {size} do not divide the {features} {transform.location} features",
