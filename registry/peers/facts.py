@@ -7,7 +7,7 @@ group without a format) is still open to them: it is kept here.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,8 +77,7 @@ def sight_of(
     cache = config.kv_cache_scheme
     top = None if config.format == _NAMELESS else config.format
     sparsity = config.sparsity_config or {}
-    linear = _entry(config.groups, "Linear")
-    experts = _entry(config.groups, "FusedMoE")
+    linear, experts = _entries(config.groups)
     where = "" if group is None else group.name
     return Sight(
         format=top if group is None else group.format or top,
@@ -137,9 +136,23 @@ def _alike(one: ConfigGroup, other: ConfigGroup) -> bool:
     )
 
 
-def _entry(groups: Iterable[ConfigGroup], target: str) -> ConfigGroup | None:
+#: the groups of the config that was asked about last, with what is in them: layers are asked about one by one
+_last: tuple[tuple[ConfigGroup, ...], tuple[ConfigGroup | None, ConfigGroup | None]] = ((), (None, None))
+
+
+def _entries(groups: tuple[ConfigGroup, ...]) -> tuple[ConfigGroup | None, ConfigGroup | None]:
+    """The groups that the classes Linear and FusedMoE are in."""
+    global _last
+    known, found = _last
+    if known is not groups:
+        found = _entry(groups, "Linear"), _entry(groups, "FusedMoE")
+        _last = (groups, found)
+    return found
+
+
+def _entry(groups: tuple[ConfigGroup, ...], target: str) -> ConfigGroup | None:
     """The last group with that target: it is the one that counts."""
-    return next((group for group in reversed(tuple(groups)) if target in group.targets), None)
+    return next((group for group in reversed(groups) if target in group.targets), None)
 
 
 def _unknown_args(unknown: Mapping[str, Any], group: str) -> bool:
