@@ -19,7 +19,7 @@ from quantdispatch.registry.facts import LayerFacts
 from quantdispatch.registry.legal import LEGAL
 from quantdispatch.registry.rules.supported import Supported
 
-TABLES, PARTS = 3200, 8
+TABLES, PARTS = 3040, 8
 KINDS, FORMATS = ("linear", "moe"), ("pack-quantized", "int-quantized")
 WEIGHTS: dict[str, tuple[Any, ...]] = {
     "num_bits": (4, 8),

@@ -140,7 +140,9 @@ def test_conflicts_disable_the_conflicting_rules_only(case: str, turn: int) -> N
 
 
 def test_a_plugin_may_override_a_built_in_rule_by_name() -> None:
-    registry = build([source("a", moe_rule("mine", ("wNa16_int", "wNa16_int-unpacked"), kind="linear", num_bits=4, symmetric=True))])
+    registry = build(
+        [source("a", moe_rule("mine", ("wNa16_int", "wNa16_int-unpacked"), kind="linear", num_bits=4, symmetric=True))]
+    )
     assert registry.problems == ()
     assert name_of(registry, W4) == "mine"
     assert name_of(registry, LayerFacts("linear", "pack-quantized", QuantArgs(group_size=64))) == "wNa16_int"
