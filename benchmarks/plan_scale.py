@@ -1,7 +1,7 @@
 """Planning a checkpoint of the size of Kimi-K2: CPU seconds and memory of ``plan()`` over 208,000 stored tensors.
 
 The checkpoint is synthetic: config, index and headers are those of moonshotai/Kimi-K2-Thinking (61 layers, 384 experts,
-int4 in groups of 32), the data are holes in the files. Only the bytes of ``weight_shape``, which a plan reads, are there.
+int4 in groups of 32), the data are holes in the files, but for the bytes of ``weight_shape``, which a plan reads.
 """
 
 from __future__ import annotations
