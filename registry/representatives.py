@@ -23,6 +23,8 @@ _CLASS = re.compile(r"[A-Z]\w*")
 _EXPERT_COUNT = re.compile(r"(?:\w+_)?(?:n|num)_(?:\w+_)?experts?")
 _NO_MATRIX = re.compile(r"norm\d*$|(?:^|[._])conv(?:1d|2d|3d)?$|rotary_emb|act_fn$")
 _NUMBERS_TRIED = 8
+#: names times regular expressions, and names: what is found must not take long, nor depend on how long it takes
+_MOST_ASKED, _FEWEST_ASKED = 100_000, 100
 #: of one layer; that many patterns that all match it are no config of anybody's
 _MATCHES_LOOKED_AT = 64
 
@@ -102,6 +104,7 @@ class Survey:
         self._seen: dict[str, dict[str, _Seen]] = {t: {} for t in self.targets if t.startswith("re:")}
         if not self._seen:
             return
+        self._left = max(_FEWEST_ASKED, _MOST_ASKED // self.index.regexes)
         for name in EMBEDDINGS:
             self._see(name, "embedding", EMBEDDING)
         for name in HEADS:
@@ -123,6 +126,9 @@ class Survey:
             self._see(name, "attention", ("Attention",))
 
     def _see(self, name: str, kind: str, classes: tuple[str, ...]) -> None:
+        self._left -= 1
+        if self._left < 0:
+            return
         matches = [m for m in self.index.matches(name, classes)[:_MATCHES_LOOKED_AT] if m.how != "class"]
         if not matches:
             return

@@ -135,6 +135,11 @@ class TargetIndex:
         self._note_targets(known)
         return list(known.matches)
 
+    @property
+    def regexes(self) -> int:
+        """How many regular expressions there are among targets and ignore entries."""
+        return len(self._regexes)
+
     def names(self, name: str) -> bool:
         """Is ``name`` a target, word for word? Does not count as a match."""
         return name in self._group_of
