@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cache
 from typing import cast
 
@@ -14,7 +13,6 @@ from ..registry.facts import KernelSpec
 from ..registry.kernels import Kernel
 from ..registry.lazy import load_target
 from ..registry.registry import get_registry
-from ..registry.resolution import Resolution
 from ..registry.scheme import KernelImpl
 
 
@@ -43,19 +41,6 @@ def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: st
 def implementation(kernel: Kernel, spec: KernelSpec) -> KernelImpl:
     """Import a kernel's class and bind it to ``spec``. Raises ``PluginError`` when its target is not there."""
     return cast(KernelImpl, load_target(kernel.target)(spec))
-
-
-def require_matrices(layers: Iterable[Resolution]) -> None:
-    """Raises ``NoKernelFound`` for the first quantized layer that no module here runs: an embedding, a cache. It has a
-    scheme and a kernel, and running it as something else would compute another function without a word."""
-    for layer in layers:
-        if layer.spec is not None and layer.scheme != "dense" and layer.spec.op != "linear":
-            what = "embedding" if layer.spec.op == "embedding" else "key and value cache"
-            raise NoKernelFound(
-                f"a model with a quantized {what} ({layer.scheme}) can be planned and explained, but not loaded",
-                nearest=layer.trace.kernels, layer=layer.name, field="kind", observed=layer.kind,
-                required="layers with a matrix: linear, lm_head, moe",
-            )  # fmt: skip
 
 
 @cache

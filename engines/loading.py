@@ -16,7 +16,6 @@ from ..registry.errors import CheckpointError, ConfigError, UnreadableCheckpoint
 from ..registry.hub import is_hub_id
 from ..registry.plan import Plan, plan
 from ..registry.registry import get_registry
-from .binding import require_matrices
 from .progress import on_terminal
 from .tensors import dtype_name
 
@@ -43,14 +42,13 @@ def load(
     Raises ``PlanError`` (or the single error in it) before a model is built when a layer does not resolve or stored
     tensors contradict the config; ``CheckpointError`` for missing, left-over or unusable tensors; ``ConfigError`` for
     an architecture that the installed transformers does not have; ``NoKernelFound`` when no kernel works on this
-    machine, or for what only a plan can tell: quantized embeddings and caches.
+    machine.
     """
     _require_transformers()
     target = torch_device(device)
     folder = local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
-    require_matrices(resolved.layers.values())
     _require_known_files(folder)
     with _one_at_a_time, _quiet():
         return _build(folder, resolved, target, dtype, backend)

@@ -15,17 +15,21 @@ from typing import Any
 
 import torch
 
-from ..numerics.activations import quantize_outputs, seen_inputs
+from ..numerics.activations import FP8_MAX, quantize_outputs, seen_inputs
 from ..numerics.microscaling import mx_scale
 from ..registry.args import QuantArgs
+from ..registry.facts import KernelSpec
 from ..registry.lazy import load_target
 from ..registry.operands import Operands
 from ..registry.plan import Resolution, plan
-from .binding import require_matrices
+from .cache import QuantCache
+from .embedding import QuantEmbedding
 from .loading import local_folder, require_tensors, torch_device
 from .modules import QuantLinear
+from .packed import PackedLayer
 from .progress import on_terminal, track
 from .tensors import dtype_name, read_tensor
+from .transforms import own_tensors
 
 #: rows of random input: enough for every path a kernel may take at small M, and for a mean
 ROWS = 16
@@ -62,7 +66,6 @@ def verify(
     target, folder = torch_device(device), local_folder(path)
     resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
     require_tensors(resolved, folder)
-    require_matrices(resolved.layers.values())
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
     generator = torch.Generator().manual_seed(seed)
     shown = track(layers, "Verifying layers", show=on_terminal())
@@ -74,9 +77,14 @@ def verify(
 def _row(
     layer: Resolution, device: torch.device, dtype: torch.dtype, backend: str | None, generator: torch.Generator
 ) -> Row:
-    assert layer.scheme_object is not None and layer.shape is not None
-    stored = {local: read_tensor(entry) for local, entry in layer.tensors.items()}
+    assert layer.scheme_object is not None and layer.spec is not None
+    stored = {local: read_tensor(entry) for local, entry in own_tensors(layer).items()}
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(stored))
+    if layer.spec.op == "kv_cache":
+        return _cache_row(layer, stored, spec, device, generator, backend)
+    assert layer.shape is not None
+    if layer.spec.op == "embedding":
+        return _table_row(layer, stored, spec, device, generator, backend)
     module = QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
     module.load_stored(stored, device)
     assert module.kernel is not None
@@ -89,7 +97,33 @@ def _row(
         truth += operands.bias.double()
     if layer.outputs is not None:
         truth = quantize_outputs(truth, layer.outputs, operands.output_scale, operands.output_zero_point)
-    difference = module(x).double() - truth
+    return _verdict(layer, module, module(x), truth, equal, note)
+
+
+def _table_row(
+    layer: Resolution,
+    stored: Mapping[str, torch.Tensor],
+    spec: KernelSpec,
+    device: torch.device,
+    generator: torch.Generator,
+    backend: str | None,
+) -> Row:
+    """An embedding: rows of the weight, looked up."""
+    assert layer.scheme_object is not None and layer.shape is not None
+    module = QuantEmbedding(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
+    module.load_stored(stored, device)
+    weight, equal, note = _reference_weight(layer, stored, module)
+    index = torch.randint(layer.shape.n, (ROWS,), generator=generator).to(device)
+    truth = weight.to(device).double()[index]
+    return _verdict(layer, module, module(index), truth, equal, note)
+
+
+def _verdict(
+    layer: Resolution, module: PackedLayer, found: torch.Tensor, truth: torch.Tensor, equal: bool | None, note: str
+) -> Row:
+    """``found`` by the layer's kernel against ``truth``, float64."""
+    assert module.kernel is not None
+    difference = found.double() - truth
     return Row(
         name=layer.name,
         scheme=str(layer.scheme),
@@ -100,6 +134,36 @@ def _row(
         exact=not module.kernel.deviations,
         note=note,
     )
+
+
+def _cache_row(
+    layer: Resolution,
+    stored: Mapping[str, torch.Tensor],
+    spec: KernelSpec,
+    device: torch.device,
+    generator: torch.Generator,
+    backend: str | None,
+) -> Row:
+    """A cache has no weight to compare: keys, values and queries that fill the range of their scales go through it and
+    back, and through float8 by the definition, in float64."""
+    assert layer.scheme_object is not None
+    module = QuantCache(layer.name, layer.scheme_object, spec, backend=backend)
+    module.load_stored(stored, device)
+    operands = module.operands()
+    found, truth = [], []
+    for part in module.parts:
+        scale: torch.Tensor = getattr(operands, f"{part}_scale")
+        wide = scale.double()
+        heads = scale.shape[0] if scale.ndim == 3 else 2
+        states = torch.randn(1, heads, ROWS, 32, generator=generator).to(device) * 200 * wide
+        states = states.to(module.dtype)
+        codes = (states.double() / wide).clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
+        # each part by its own measure: scales differ by orders of magnitude
+        truth.append((codes.double() * wide / wide.max()).flatten())
+        found.append((module.round(part, states).double() / wide.max()).flatten())
+    note = "a cache: keys, values and queries through float8 and back"
+    note = note if "q" in module.parts else note.replace(", values and queries", " and values")
+    return _verdict(layer, module, torch.cat(found), torch.cat(truth), None, note)
 
 
 def quantized_inputs(x: torch.Tensor, layer: Resolution, operands: Operands) -> torch.Tensor:
@@ -117,7 +181,7 @@ def quantized_inputs(x: torch.Tensor, layer: Resolution, operands: Operands) -> 
 
 
 def _reference_weight(
-    layer: Resolution, stored: Mapping[str, torch.Tensor], module: QuantLinear
+    layer: Resolution, stored: Mapping[str, torch.Tensor], module: QuantLinear | QuantEmbedding
 ) -> tuple[torch.Tensor, bool | None, str]:
     """compressed-tensors' weight where it can decompress the layer, else ours; are they equal; and why not known."""
     ours = module.dense_weight()

@@ -37,6 +37,27 @@ def unpack(packed: Tensor) -> Tensor:
     return out
 
 
+def rows(packed: Tensor, index: Tensor) -> Tensor:
+    """Rows ``index`` [R], any order, of what :func:`unpack` gives: only the blocks that hold them are unpacked.
+
+    Raises ``IndexError`` for a row below 0 or beyond the last."""
+    n, k = packed.shape[0], packed.shape[1] * 2
+    if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < n:
+        raise IndexError(f"rows {int(index.min())}..{int(index.max())} of {n}")
+    if block_size() is None:
+        return unpack_by_op(packed)[index]
+    out = torch.empty(index.numel(), k, dtype=torch.uint8, device="cpu")
+    for start, count, size in _runs(n):
+        here = ((index >= start) & (index < start + count * size)).nonzero().view(-1)
+        if here.numel():
+            within = index[here] - start
+            blocks, place = torch.unique(within // size, return_inverse=True)
+            whole = torch.empty(blocks.numel() * size, k, dtype=torch.uint8, device="cpu")
+            _nibbles(_stored(packed, start, count, size)[blocks], whole)
+            out[here] = whole[place * size + _places(size)[within % size]]
+    return out
+
+
 def unpack_by_op(packed: Tensor) -> Tensor:
     """The inverse through the op itself, on any instruction set: with scale 1, zero 0 and an identity for x, what comes
     out are the codes less 8, exact in bf16. Slow for large K."""
@@ -110,3 +131,8 @@ def _block_order(size: int) -> tuple[int, ...]:
 def _row_order(count: int, size: int) -> Tensor:
     order = torch.tensor(_block_order(size), device="cpu")
     return (torch.arange(count, device="cpu")[:, None] * size + order).view(-1)
+
+
+def _places(size: int) -> Tensor:
+    """Where each row of a block comes out of :func:`_nibbles`."""
+    return torch.tensor(_block_order(size), device="cpu").argsort()

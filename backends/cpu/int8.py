@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ...numerics.rows import select_rows
 from ...registry.operands import Operands
 from .linear import CpuLinear
 from .native import NATIVE_BF16
@@ -48,6 +49,15 @@ class Int8Linear(CpuLinear):
         if zero_point is not None:
             codes = codes + zero_point
         return self.restore(state, codes=codes, scale=state["scale"].unsqueeze(1), zero_point=zero_point)
+
+    def rows(self, index: Tensor, state: Mapping[str, Tensor]) -> Operands:
+        """The layer with only the rows ``index`` [R] of its N, for an embedding that shares the weight."""
+        stored = self.restore(state, codes=state["codes"], scale=state["scale"].unsqueeze(1))
+        stored.zero_point = state.get("zero_point")
+        chosen = select_rows(stored, self.weights, index)
+        if chosen.zero_point is not None:
+            chosen.codes = chosen.codes + chosen.zero_point
+        return chosen
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         codes = state["codes"]

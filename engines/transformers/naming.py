@@ -6,12 +6,14 @@ machinery and keep no table of our own, so that names agree with those of the we
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
 from torch import nn
 
 from ...registry.errors import CheckpointError
+from ...registry.plan import Plan
 from .routed import Place, find_place
 
 
@@ -27,7 +29,7 @@ class RuntimeNames:
         self._converters = [c for c in conversions if isinstance(c, WeightConverter)]
         self._prefix: str = model.base_model_prefix
         self._expected: dict[str, torch.Tensor] = model.state_dict()
-        self._model = model
+        self._modules = {module for module, _ in model.named_modules()}
 
     def module(self, name: str) -> str | Place | None:
         """The run-time name of a checkpoint module that has a ``weight``, its place among stacked experts, or ``None``
@@ -39,6 +41,19 @@ class RuntimeNames:
         if pattern is None:
             return key.removesuffix(".weight") if key in self._expected else None
         return find_place(name, key, pattern, self._converters) if key in self._expected else None
+
+    def container(self, name: str) -> str | None:
+        """The run-time name of a checkpoint module without a ``weight`` of its own, or ``None``."""
+        from transformers.core_model_loading import rename_source_key
+
+        mark = ".k_scale"
+        renamed = rename_source_key(f"{name}{mark}", self._renamings, self._converters, self._prefix, {})[0]
+        for found in (renamed.removesuffix(mark), name):
+            prefixed = f"{self._prefix}.{found}" if self._prefix else found
+            for candidate in (found, prefixed, found.removeprefix(f"{self._prefix}.")):
+                if candidate in self._modules:
+                    return candidate
+        return None
 
     def parameter(self, tensor: str) -> tuple[str, torch.Size] | None:
         """Run-time name and shape of an unquantized tensor, or ``None`` if it is merged with others or not wanted."""
@@ -68,3 +83,24 @@ def plain_linear(model: nn.Module, name: str, runtime: str) -> nn.Linear:
             observed=type(module).__name__, required="torch.nn.Linear",
         )  # fmt: skip
     return module
+
+
+def expect_leftover(model: Any, names: list[str]) -> None:
+    """Keep transformers from reporting our tensors as unexpected. Set on this model only, and taken back."""
+    theirs = set(model._keys_to_ignore_on_load_unexpected or ())
+    # modules and local names apart: one alternative a tensor would make the pattern four times as long to compile
+    modules, locals_ = ({re.escape(name.rpartition(".")[i]) for name in names} for i in (0, 2))
+    ours = {rf"^(?:{'|'.join(sorted(modules))})\.(?:{'|'.join(sorted(locals_))})$"} if names else set()
+    model._keys_to_ignore_on_load_unexpected = theirs | ours
+
+
+def check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
+    """Unquantized tensors against the model's: older versions of transformers do not look for quantized models."""
+    assert result.checkpoint is not None
+    for tensor, entry in result.checkpoint.tensors.items():
+        expected = None if tensor in owned else names.parameter(tensor)
+        if expected is not None and tuple(expected[1]) != tuple(entry.shape):
+            raise CheckpointError(
+                f"tensor {tensor} has another shape than the model's {expected[0]}", field=tensor,
+                observed=list(entry.shape), required=list(expected[1]),
+            )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The empty packed module that takes the place of a model's own linear layer."""
+"""The empty packed module that takes the place of a model's own linear layer, and its way back to a dense one."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from torch import nn
 
 from ...registry.errors import CheckpointError
 from ...registry.plan import Resolution
+from ..embedding import QuantEmbedding, TiedHead
 from ..experts import QuantExperts
 from ..modules import QuantLinear
+from ..packed import PackedLayer
 from ..tensors import dtype_name
+from ..transforms import plain, transforms_of
+from .attention import install_queries, uninstall_queries
+from .cache import CHILD, AttentionCache
 
 
 def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, backend: str | None) -> QuantLinear:
@@ -33,6 +38,31 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
     return QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
 
 
+def place_cache(model: Any, runtime: str, layer: Resolution, dtype: torch.dtype, backend: str | None) -> str:
+    """Give the attention module ``runtime`` an empty :class:`QuantCache`, and return that one's name. Raises
+    ``CheckpointError`` for attention that none can be put into."""
+    assert layer.scheme_object is not None
+    if getattr(model.config, "is_encoder_decoder", False):
+        raise CheckpointError(
+            "a quantized cache serves decoders, not the two caches of an encoder-decoder", layer=layer.name,
+            field="kv_cache_scheme", observed=type(model).__name__,
+        )  # fmt: skip
+    spec = layer.scheme_object.kernel_spec(None, dtype_name(dtype), tensors=frozenset(layer.tensors))
+    attention = model.get_submodule(runtime)
+    cache = AttentionCache(layer.name, layer.scheme_object, spec, backend=backend)
+    cache.install(attention)
+    if "q" in cache.parts:
+        install_queries(attention, cache)
+    return f"{runtime}.{CHILD}"
+
+
+def check_heads(model: nn.Module, cache: AttentionCache, runtime: str) -> None:
+    """Raises ``CheckpointError`` when scales by head are not of the model's heads."""
+    config: Any = getattr(model.get_submodule(runtime.rpartition(".")[0]), "config", None)
+    queries = getattr(config, "num_attention_heads", None)
+    cache.check_heads(getattr(config, "num_key_value_heads", None) or queries, queries)
+
+
 def refuse_tied(layer: Resolution, runtime: str, tied: Container[str]) -> None:
     """Raises ``CheckpointError`` when the model would give the layer's weight to another module too."""
     if f"{runtime}.weight" in tied:
@@ -43,7 +73,7 @@ def refuse_tied(layer: Resolution, runtime: str, tied: Container[str]) -> None:
         )  # fmt: skip
 
 
-def reserve(packed: QuantLinear, layer: Resolution) -> None:
+def reserve(packed: PackedLayer, layer: Resolution) -> None:
     """Give an empty module a size on no device: transformers divides a model among devices by size."""
     size = sum(entry.nbytes for entry in layer.tensors.values())
     packed.register_buffer("placeholder", torch.empty(size, dtype=torch.uint8, device="meta"), persistent=False)
@@ -58,10 +88,24 @@ def fill_dense(linear: nn.Linear, tensors: dict[str, Any], device: torch.device)
 
 
 def make_dense(model: nn.Module, dtype: torch.dtype | None = None) -> None:
-    """Every packed module of ``model`` becomes the dense one that it stands for."""
+    """Every packed module of ``model`` becomes the dense one that it stands for; caches hold what they are given."""
+    tables: dict[int, nn.Embedding] = {}
+    # whatever holds others comes before them
+    for kind in (QuantExperts, QuantEmbedding, TiedHead, QuantLinear, AttentionCache):
+        for name, module in list(model.named_modules()):
+            if not isinstance(module, kind):
+                continue
+            if isinstance(module, AttentionCache):
+                attention = model.get_submodule(name.rpartition(".")[0])
+                uninstall_queries(attention)
+                module.uninstall(attention)
+            elif isinstance(module, TiedHead):
+                model.set_submodule(name, module.dequantize(tables[id(module.embedding)]))
+            elif isinstance(module, QuantEmbedding):
+                tables[id(module)] = module.dequantize(dtype)
+                model.set_submodule(name, tables[id(module)])
+            elif isinstance(module, (QuantExperts, QuantLinear)):
+                model.set_submodule(name, module.dequantize(dtype))
     for name, module in list(model.named_modules()):
-        if isinstance(module, QuantExperts):
-            model.set_submodule(name, module.dequantize(dtype))
-    for name, module in list(model.named_modules()):
-        if isinstance(module, QuantLinear):
-            model.set_submodule(name, module.dequantize(dtype))
+        if isinstance(module, nn.Linear) and transforms_of(module):
+            model.set_submodule(name, plain(module, dtype))

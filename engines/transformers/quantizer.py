@@ -7,7 +7,6 @@ What is quantized never passes through its loader: it is read from the files her
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -21,15 +20,19 @@ from transformers.utils.quantization_config import QuantizationMethod
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
 from ...registry.plan import Plan, Resolution, plan
-from ..binding import require_matrices
 from ..memory import release_free_memory
 from ..modules import QuantLinear
+from ..packed import PackedLayer
 from ..progress import on_terminal, track
 from ..tensors import dtype_name, read_tensor
+from ..transforms import TransformLoader, matrices, own_tensors
+from .cache import AttentionCache
 from .config import CompressedTensorsConfig, Prepared
-from .naming import RuntimeNames, plain_linear
-from .placing import fill_dense, make_dense, packed_linear, refuse_tied, reserve
+from .devices import device_of, kind_of
+from .naming import RuntimeNames, check_shapes, expect_leftover, plain_linear
+from .placing import check_heads, fill_dense, make_dense, packed_linear, place_cache, refuse_tied, reserve
 from .routed import Place, RoutedExperts
+from .tables import packed_embedding, partners, share, untie
 
 #: stored bytes after which freed memory goes back to the system
 RELEASE_EVERY = 16_000_000
@@ -57,9 +60,10 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             )  # fmt: skip
         super().__init__(quantization_config, **kwargs)
         self._pending: list[Pending] = []
+        self._transformed: dict[str, Resolution] = {}
         self._device_map: Any = None
         self._plan: Plan | None = None
-        self._placeholders: list[QuantLinear] = []
+        self._placeholders: list[PackedLayer] = []
         self._theirs_ignored: Any = None
         self._dense: set[str | None] = set()
         self._prepared: Prepared | None = getattr(quantization_config, "prepared", None)
@@ -92,19 +96,24 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         self._set_device_map(device_map)
         dtype = dtype or torch.get_default_dtype()
         self._plan = self._prepared.plan if self._prepared else self._make_plan(checkpoint_files, dtype)
-        require_matrices(self._plan.layers.values())
         names = RuntimeNames(model)
         whole = type(model).__name__ in (getattr(model.config, "architectures", None) or ())
-        ours: list[Resolution] = []
+        ours: dict[str, Resolution] = {}
         routed: dict[str, RoutedExperts] = {}
+        stored: dict[str | None, Resolution] = {}
         for layer in self._plan.layers.values():
             runtime = names.module(layer.name)
             if isinstance(runtime, Place):
                 routed.setdefault(runtime.experts, RoutedExperts(runtime.experts)).add(runtime, layer)
                 continue
-            if layer.scheme_object is None or layer.scheme == "dense":
+            dense = layer.scheme_object is None or layer.scheme == "dense"
+            if dense:
                 self._dense.add(runtime)
-                continue
+                stored.setdefault(runtime, layer)
+                if not layer.transforms:
+                    continue
+            if _op(layer) == "kv_cache":
+                runtime = names.container(layer.name)
             if runtime is None:
                 if whole:
                     raise CheckpointError(
@@ -112,15 +121,22 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                         remedy="the checkpoint is of another architecture, or its names are",
                     )  # fmt: skip
                 continue  # a part of the model was asked for; transformers reports what it leaves unused
-            self._replace(model, layer, runtime, dtype)
-            ours.append(layer)
+            if dense:
+                self._transformed[runtime] = layer
+                continue
+            stored[runtime] = layer
+            ours[runtime] = layer
+        for runtime, layer in ours.items():
+            self._replace(model, layer, runtime, dtype, stored)
+        loaded = list(ours.values())
         for experts in routed.values():
-            ours += self._replace_experts(model, experts, dtype)
-        owned = [names.unowned(f"{layer.name}.{local}") for layer in ours for local in layer.tensors]
+            loaded += self._replace_experts(model, experts, dtype)
+        owned = [names.unowned(f"{layer.name}.{local}") for layer in loaded for local in layer.tensors]
+        owned += [names.unowned(f"{layer.name}.{t}") for layer in self._transformed.values() for t in matrices(layer)]
         if self._prepared:
-            _check_shapes(names, self._plan, {f"{p.layer.name}.{t}" for p in self._pending for t in p.layer.tensors})
+            check_shapes(names, self._plan, {f"{p.layer.name}.{t}" for p in self._pending for t in p.layer.tensors})
         self._theirs_ignored = model._keys_to_ignore_on_load_unexpected
-        _expect_leftover(model, owned)
+        expect_leftover(model, owned)
         # As long as it loads, transformers may treat what is not quantized like that of any other model: with this
         # flag set, versions up to 5.20 keep the file's dtype for every tensor that they rename.
         self.pre_quantized = False
@@ -141,21 +157,45 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             )  # fmt: skip
         return result
 
-    def _replace(self, model: nn.Module, layer: Resolution, runtime: str, dtype: torch.dtype) -> None:
-        linear = plain_linear(model, layer.name, runtime)
-        refuse_tied(layer, runtime, getattr(model, "all_tied_weights_keys", {}))
-        model.set_submodule(runtime, self._packed(linear, layer, runtime, dtype))
+    def _replace(
+        self, model: Any, layer: Resolution, runtime: str, dtype: torch.dtype, stored: Mapping[str | None, Resolution]
+    ) -> None:
+        """``stored``: every layer of the checkpoint by its run-time name."""
+        backend = self._prepared.backend if self._prepared else None
+        if _op(layer) == "kv_cache":
+            self._pending.append(Pending(place_cache(model, runtime, layer, dtype, backend), layer))
+            return
+        tied = partners(runtime, getattr(model, "all_tied_weights_keys", {}))
+        if _op(layer) != "embedding":
+            linear = plain_linear(model, layer.name, runtime)
+            # what is stored quantized for each is used for each
+            if not any(name in stored and _op(stored[name]) == "embedding" for name in tied):
+                refuse_tied(layer, runtime, getattr(model, "all_tied_weights_keys", {}))
+            model.set_submodule(runtime, self._packed(linear, layer, runtime, dtype))
+            return
+        sharing = sorted(tied - stored.keys())
+        packed = packed_embedding(model.get_submodule(runtime), layer, dtype, backend, bool(sharing))
+        self._hold(packed, layer, runtime)
+        model.set_submodule(runtime, packed)
+        for name in sharing:
+            share(model, packed, name, layer)
+        if tied:
+            untie(model, {runtime, *tied})
 
     def _packed(self, linear: nn.Linear, layer: Resolution, runtime: str, dtype: torch.dtype) -> nn.Module:
         """The module that stands at ``runtime`` until its tensors are read; an unquantized expert stays as it is."""
-        self._pending.append(Pending(runtime, layer))
         if layer.scheme == "dense":
+            self._pending.append(Pending(runtime, layer))
             return linear
         packed = packed_linear(linear, layer, dtype, self._prepared.backend if self._prepared else None)
+        self._hold(packed, layer, runtime)
+        return packed
+
+    def _hold(self, packed: PackedLayer, layer: Resolution, runtime: str) -> None:
+        self._pending.append(Pending(runtime, layer))
         if isinstance(self._device_map, str):
             reserve(packed, layer)
             self._placeholders.append(packed)
-        return packed
 
     def _replace_experts(self, model: nn.Module, experts: RoutedExperts, dtype: torch.dtype) -> list[Resolution]:
         """Returns the layers that are ours to load."""
@@ -181,24 +221,31 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         model._keys_to_ignore_on_load_unexpected = self._theirs_ignored
         show = self._prepared.progress if self._prepared else hf_logging.is_progress_bar_enabled() and on_terminal()
         # in the order of the file, so that it is read front to back
+        transforms = TransformLoader(self._plan)  # type: ignore[arg-type]
         order = sorted(self._pending, key=lambda p: min((t.file, t.start) for t in p.layer.tensors.values()))
         handled = 0
         for pending in track(order, "Packing weights", show=show):
             module = model.get_submodule(pending.runtime)
-            stored = {local: read_tensor(entry) for local, entry in pending.layer.tensors.items()}
-            device = _device_of(self._device_map, pending.runtime)
-            if not isinstance(module, QuantLinear):
+            stored = {local: read_tensor(entry) for local, entry in own_tensors(pending.layer).items()}
+            device = device_of(self._device_map, pending.runtime)
+            if not isinstance(module, PackedLayer):
                 fill_dense(module, stored, device)
+                transforms.attach(module, pending.layer, device)
                 continue
             module.load_stored(stored, device)
-            if module.layer_shape.packing == "padded":
+            transforms.attach(module, pending.layer, device)
+            if module.layer_shape is not None and module.layer_shape.packing == "padded":
                 self.quantization_config.repacked = True
-            if self.quantization_config.dequantize:
+            if isinstance(module, AttentionCache):
+                check_heads(model, module, pending.runtime)
+            elif isinstance(module, QuantLinear) and self.quantization_config.dequantize:
                 model.set_submodule(pending.runtime, module.dequantize())
             handled += sum(entry.nbytes for entry in pending.layer.tensors.values())
             if handled > RELEASE_EVERY:
                 release_free_memory()
                 handled = 0
+        for runtime, layer in self._transformed.items():
+            transforms.attach_dense(model.get_submodule(runtime), layer, device_of(self._device_map, runtime))
         if self.quantization_config.dequantize:
             make_dense(model)
         release_free_memory()
@@ -207,10 +254,12 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             # no gradient passes a packed layer: what is left asks for none, so that a plain call needs no no_grad()
             model.requires_grad_(False)
         self._pending, self._plan, self._prepared, self.quantization_config.prepared = [], None, None, None
+        self._transformed = {}
         return model
 
-    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
-        make_dense(model, dtype)
+    def _dequantize(self, model: Any, dtype: torch.dtype | str | None = None) -> Any:
+        # once it is saved, transformers keeps the config's dtype as a word
+        make_dense(model, getattr(torch, dtype) if isinstance(dtype, str) else dtype)
         model.__dict__.pop("quantdispatch_plan", None)
         for parameter in model.parameters():
             parameter.requires_grad_(parameter.is_floating_point())
@@ -248,7 +297,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if device_map is None and self._device_map is not None:
             return
         if isinstance(device_map, Mapping):
-            kinds = {_kind(device) for device in device_map.values()}
+            kinds = {kind_of(device) for device in device_map.values()}
             if "disk" in kinds or len(kinds) > 1:
                 raise ConfigError(
                     "packed weights cannot be offloaded", field="device_map", observed=sorted(kinds),
@@ -258,43 +307,11 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _device_kind(self) -> str:
         if isinstance(self._device_map, Mapping):
-            return _kind(next(iter(self._device_map.values())))
+            return kind_of(next(iter(self._device_map.values())))
         if isinstance(self._device_map, str) and torch.cuda.is_available():
             return "cuda"
         return "cpu"
 
 
-def _kind(device: Any) -> str:
-    if isinstance(device, int):
-        return "cuda"
-    return device if device == "disk" else torch.device(device).type
-
-
-def _device_of(device_map: Any, name: str) -> torch.device:
-    """The device of the longest prefix of ``name`` in the map."""
-    if not isinstance(device_map, Mapping):
-        return torch.device("cpu")
-    while name and name not in device_map:
-        name = name.rpartition(".")[0]
-    return torch.device(device_map.get(name, "cpu"))
-
-
-def _expect_leftover(model: Any, names: list[str]) -> None:
-    """Keep transformers from reporting our tensors as unexpected. Set on this model only, and taken back."""
-    theirs = set(model._keys_to_ignore_on_load_unexpected or ())
-    # modules and local names apart: one alternative a tensor would make the pattern four times as long to compile
-    modules, locals_ = ({re.escape(name.rpartition(".")[i]) for name in names} for i in (0, 2))
-    ours = {rf"^(?:{'|'.join(sorted(modules))})\.(?:{'|'.join(sorted(locals_))})$"} if names else set()
-    model._keys_to_ignore_on_load_unexpected = theirs | ours
-
-
-def _check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
-    """Unquantized tensors against the model's: older versions of transformers do not look for quantized models."""
-    assert result.checkpoint is not None
-    for tensor, entry in result.checkpoint.tensors.items():
-        expected = None if tensor in owned else names.parameter(tensor)
-        if expected is not None and tuple(expected[1]) != tuple(entry.shape):
-            raise CheckpointError(
-                f"tensor {tensor} has another shape than the model's {expected[0]}", field=tensor,
-                observed=list(entry.shape), required=list(expected[1]),
-            )  # fmt: skip
+def _op(layer: Resolution) -> str | None:
+    return None if layer.spec is None or layer.scheme == "dense" else layer.spec.op
