@@ -13,6 +13,8 @@ def layer_text(
     """``dtype``: of the layer's activations, e.g. ``"bfloat16"``. Empty for a layer that is not quantized."""
     if weights is None and inputs is None and outputs is None:
         return ""
+    if weights is None and outputs is None and inputs is not None:  # a cache, or attention
+        return inputs.describe()
     parts = [weights.describe() if weights is not None else "weights unquantized"]
     parts += [
         f"{side} {args.describe()}" for side, args in (("inputs", inputs), ("outputs", outputs)) if args is not None

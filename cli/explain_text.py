@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
 from ..registry.errors import CheckpointError
@@ -76,7 +77,7 @@ def _kernel_text(layer: Resolution) -> str:
 def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
     yield from name_lines(group, width)
     rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
-    rows += kernel_rows(group.kernels(), len(group.layers)) if group.first.scheme != "dense" else []
+    rows += kernel_rows(group.kernels(), len(group.layers), brief=True) if group.first.scheme != "dense" else []
     rows += [("deviates", text, "") for text in group.first.deviations]
     rows += failure_rows(group.first)
     yield from labelled(rows)
@@ -136,13 +137,16 @@ def origin(rule: Rule) -> str:
     return ", ".join(part for part in (f"{rule.distribution} {rule.version}".strip(), rule.source) if part)
 
 
-def kernel_rows(answers: list[KernelAnswer], layers: int, instead: str | None = None) -> list[tuple[str, str, str]]:
-    """``kernels`` rows: name, yes/no/if, why. ``instead``: the chosen kernel, where ``answers`` leaves it out."""
+def kernel_rows(
+    answers: list[KernelAnswer], layers: int, instead: str | None = None, *, brief: bool = False
+) -> list[tuple[str, str, str]]:
+    """``kernels`` rows: name, yes/no/if, why. ``instead``: the chosen kernel, where ``answers`` leaves it out.
+    ``brief``: of a kernel for another device, that alone."""
     size = max([18, *(len(answer.kernel.name) for answer in answers)])
     rows: list[tuple[str, str, str]] = []
     passed = False
     for answer in answers:
-        for (status, reasons), count in answer.counts.items():
+        for (status, reasons), count in (_brief(answer.counts) if brief else answer.counts).items():
             shown = answer.kernel.name if not rows or rows[-1][0] != answer.kernel.name else ""
             text = _verdict(answer, status, reasons, passed, instead)
             share = f" ({count} of {layers} layers)" if count != layers else ""
@@ -151,6 +155,14 @@ def kernel_rows(answers: list[KernelAnswer], layers: int, instead: str | None = 
             )
         passed = passed or answer.chosen == layers
     return [("kernels" if i == 0 else "", text, style) for i, (_, text, style) in enumerate(rows)]
+
+
+def _brief(counts: Mapping[tuple[str, tuple[str, ...]], int]) -> Counter[tuple[str, tuple[str, ...]]]:
+    short: Counter[tuple[str, tuple[str, ...]]] = Counter()
+    for (status, reasons), count in counts.items():
+        device = tuple(reason for reason in reasons if reason.startswith("device is "))
+        short[status, device if status == "no" and device else reasons] += count
+    return short
 
 
 def _verdict(answer: KernelAnswer, status: str, reasons: tuple[str, ...], passed: bool, instead: str | None) -> str:
