@@ -17,12 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from ..numerics.hadamard import SMALL, Factored, factor, factors, multiply, sylvester
-from ..registry.plan import Plan, Resolution
-from ..registry.scope import Scope
-from ..registry.transformed import Transformed, block_size
-from ..registry.transforms import Transform, Transforms
+from ..registry.transforms import Transform
 from .packed import Move, move_bits
-from .tensors import read_tensor
 
 ROLES = ("weight", "perm")
 
@@ -33,10 +29,14 @@ class Rotation(nn.Module):
     Where a Sylvester matrix is found in a large one, only what differs from it is kept.
     """
 
-    def __init__(self, weight: Tensor | Factored, perm: Tensor | None = None, *, normalized: bool) -> None:
-        """``perm`` int [n]: the order that rows and columns are put into. ``normalized``: divide by sqrt(n)."""
+    def __init__(
+        self, weight: Tensor | Factored, perm: Tensor | None = None, *, normalized: bool, from_file: bool = True
+    ) -> None:
+        """``perm`` int [n]: the order that rows and columns are put into. ``normalized``: divide by sqrt(n).
+        ``from_file``: some module's part of a checkpoint has it."""
         super().__init__()
         self._normalized = normalized
+        self.from_file = from_file
         self.fill(weight, perm)
 
     @torch.no_grad()
@@ -250,71 +250,3 @@ def _transform_output(names: tuple[str, ...], module: nn.Module, args: tuple[Any
     for name in names:
         output = module._modules[name](output)  # type: ignore[misc]
     return output
-
-
-# ---------------------------------------------------------------------------------------- from a checkpoint
-
-
-class TransformLoader:
-    """Reads the transforms of a plan's layers; layers that share a matrix get the same one."""
-
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._transforms = Transforms(plan.config.transform_config)
-        self._transformed = Transformed(self._transforms)
-        self._known: dict[tuple[Any, ...], Rotation] = {}
-        if self._transforms:
-            self._transforms.scope = Scope(plan.config.path, plan.layers)
-            for layer in plan.layers.values():
-                if layer.transforms:
-                    self._transformed.note(layer.name, layer.transforms, layer.tensors)
-
-    def means(self, layer: Resolution, module: nn.Module) -> bool:
-        """Do the transforms of ``layer`` hit it by the classes that ``module`` really has? A plan guesses them."""
-        return bool(self._transforms.online(layer.name, [cls.__name__ for cls in type(module).__mro__]))
-
-    def attach(self, module: nn.Module, layer: Resolution, device: torch.device) -> None:
-        """Give ``module`` the transforms of ``layer``."""
-        if not layer.transforms:
-            return
-        found = []
-        for transform in self._transforms.running(layer.transforms):
-            stores = frozenset(role for role in ROLES if f"{transform.module}.{role}" in layer.tensors)
-            found.append(OnlineTransform(transform, self._rotation(layer, transform, device), stores))
-        attach(module, found)
-
-    def _rotation(self, layer: Resolution, transform: Transform, device: torch.device) -> Rotation:
-        size = block_size(layer.name, transform, layer.shape)
-        assert size is not None  # a layer that is loaded has a shape
-        roles = ROLES if transform.permuted else ROLES[:1]
-        names = [self._tensor_name(layer, transform, role, size) for role in roles]
-        key = (transform.group, size, transform.type, transform.precision, device, *names)
-        rotation = self._known.get(key)
-        if rotation is None:
-            weight, perm = (self._read(name, device) for name in (*names, None)[:2])
-            if weight is None:
-                weight = _made(size, transform.precision, device)
-            rotation = self._known[key] = Rotation(weight, perm, normalized=transform.is_hadamard)
-        return rotation
-
-    def _tensor_name(self, layer: Resolution, transform: Transform, role: str, size: int) -> str | None:
-        local = f"{transform.module}.{role}"
-        return f"{layer.name}.{local}" if local in layer.tensors else self._transformed.stored(transform, role, size)
-
-    def _read(self, name: str | None, device: torch.device) -> Any:
-        if name is None:
-            return None
-        assert self._plan.checkpoint is not None
-        return read_tensor(self._plan.checkpoint.tensors[name]).to(device)
-
-
-def own_tensors(layer: Resolution) -> dict[str, Any]:
-    """A layer's stored tensors without those of its transforms, which are tensors of modules below it."""
-    return {local: t for local, t in layer.tensors.items() if not layer.transforms or "." not in local}
-
-
-def _made(size: int, precision: str, device: torch.device) -> Tensor | Factored:
-    dtype: torch.dtype = getattr(torch, precision)
-    if size <= SMALL:
-        return sylvester(size, dtype, device)
-    return Factored(torch.ones(size, dtype=dtype, device=device), torch.ones(1, 1, dtype=dtype, device=device), size)

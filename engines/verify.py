@@ -29,7 +29,7 @@ from .modules import QuantLinear
 from .packed import PackedLayer
 from .progress import on_terminal, track
 from .tensors import dtype_name, read_tensor
-from .transforms import own_tensors
+from .transform_loading import own_tensors
 
 #: rows of random input: enough for every path a kernel may take at small M, and for a mean
 ROWS = 16

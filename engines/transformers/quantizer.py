@@ -25,7 +25,14 @@ from ..modules import QuantLinear
 from ..packed import PackedLayer
 from ..progress import on_terminal, track
 from ..tensors import dtype_name, read_tensor
-from ..transforms import TransformLoader, matrices, own_tensors
+from ..transform_loading import (
+    TransformLoader,
+    ignoring,
+    keep_stored,
+    matrices,
+    own_tensors,
+    without_transforms,
+)
 from .cache import AttentionCache
 from .config import CompressedTensorsConfig, Prepared
 from .devices import device_of, kind_of
@@ -61,6 +68,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         super().__init__(quantization_config, **kwargs)
         self._pending: list[Pending] = []
         self._transformed: dict[str, Resolution] = {}
+        #: run-time names of all modules that were given transforms
+        self._rotated: list[str] = []
         self._device_map: Any = None
         self._plan: Plan | None = None
         self._placeholders: list[PackedLayer] = []
@@ -244,6 +253,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             if handled > RELEASE_EVERY:
                 release_free_memory()
                 handled = 0
+        self._rotated = [p.runtime for p in self._pending if p.layer.transforms] + list(self._transformed)
         for runtime, layer in self._transformed.items():
             transforms.attach_dense(model.get_submodule(runtime), layer, device_of(self._device_map, runtime))
         if self.quantization_config.dequantize:
@@ -267,9 +277,15 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def get_state_dict_and_metadata(self, model: Any, *args: Any, **kwargs: Any) -> Any:
         """The first that ``save_pretrained`` calls: linear layers that are dense, and were not in the checkpoint or not
-        dense there (a new head, a layer dequantized by itself), have to be ignored by whoever reads what is saved."""
+        dense there (a new head, a layer dequantized by itself), have to be ignored by whoever reads what is saved, and
+        so have those whose transforms became part of their weight."""
         known = {*self._dense, *(key.removesuffix(".weight") for key in getattr(model, "all_tied_weights_keys", {}))}
         added = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in known]
+        keep_stored(model)
+        folded = without_transforms(model, self._rotated)
+        if folded:
+            raw = self.quantization_config.raw
+            raw["transform_config"] = ignoring(raw["transform_config"], folded)
         if added:
             ignored = self.quantization_config.raw.get("ignore") or []
             self.quantization_config.raw["ignore"] = [*ignored, *(name for name in added if name not in ignored)]

@@ -77,7 +77,7 @@ class RoutedExperts:
     @property
     def all_dense(self) -> bool:
         """transformers loads these by itself."""
-        return all(layer.scheme == "dense" for _, layer in self.members.values())
+        return all(layer.scheme == "dense" and not layer.transforms for _, layer in self.members.values())
 
     def check(self, original: nn.Module) -> None:
         """Raises ``CheckpointError`` when an expert is missing, or the model computes its experts in a way of its
