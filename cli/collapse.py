@@ -27,11 +27,12 @@ _SPECIAL = r"[{},\\ ]|(?<=[0-9])-(?=[0-9])"
 
 
 class _Node:
-    __slots__ = ("children", "ends")
+    __slots__ = ("children", "ends", "shape")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.ends = False
+        self.shape = -1
 
 
 def _is_integer(text: str) -> bool:
@@ -49,8 +50,12 @@ def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
     for name in names:
         node = root
         for part in name.split(".", MAX_DEPTH):
-            node = node.children.setdefault(part, _Node())
+            child = node.children.get(part)
+            if child is None:
+                child = node.children[part] = _Node()
+            node = child
         node.ends = True
+    _shape(root, {})
     limit = 10**9 if width is None else width
     return [pattern for group in _groups(root) for pattern in _split(_component(group[0]), group[1], limit)]
 
@@ -77,18 +82,18 @@ def _rest(node: _Node) -> str:
 
 def _groups(node: _Node) -> list[tuple[list[str], _Node]]:
     """The children, those that continue alike taken together, in the order people write them."""
-    shapes: dict[object, int] = {}
     alike: dict[int, tuple[list[str], _Node]] = {}
     for key in _ordered(list(node.children)):
         child = node.children[key]
-        alike.setdefault(_shape(child, shapes), ([], child))[0].append(key)
+        alike.setdefault(child.shape, ([], child))[0].append(key)
     return list(alike.values())
 
 
 def _shape(node: _Node, shapes: dict[object, int]) -> int:
-    """A number that two subtrees share exactly if they hold the same names."""
-    content = (node.ends, frozenset((key, _shape(child, shapes)) for key, child in node.children.items()))
-    return shapes.setdefault(content, len(shapes))
+    """Give every node a number that two subtrees share exactly if they hold the same names."""
+    content = (node.ends, frozenset([(key, _shape(child, shapes)) for key, child in node.children.items()]))
+    node.shape = shapes.setdefault(content, len(shapes))
+    return node.shape
 
 
 def _ordered(keys: list[str]) -> list[str]:

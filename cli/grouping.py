@@ -44,11 +44,18 @@ class Group:
         Layers of one group may differ in shape, so a kernel can be refused for one reason here and another there.
         """
         answers: dict[str, KernelAnswer] = {}
-        for layer in self.layers:
-            for candidate in layer.selection.trace if layer.selection is not None else ():
-                answer = answers.setdefault(candidate.kernel.name, KernelAnswer(candidate.kernel))
-                answer.chosen += layer.kernel == candidate.kernel.name
-                answer.counts[candidate.status, tuple(candidate.reasons)] += 1
+        # layers are many, selections few: those planned together share one
+        shared = Counter((id(layer.selection), layer.kernel) for layer in self.layers)
+        selections = {id(layer.selection): layer.selection for layer in self.layers}
+        for (identity, kernel), count in shared.items():
+            selection = selections[identity]
+            for candidate in selection.trace if selection is not None else ():
+                name = candidate.kernel.name
+                answer = answers.get(name)
+                if answer is None:
+                    answer = answers[name] = KernelAnswer(candidate.kernel)
+                answer.chosen += count if kernel == name else 0
+                answer.counts[candidate.status, tuple(candidate.reasons)] += count
         return list(answers.values())
 
 
