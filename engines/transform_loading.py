@@ -101,7 +101,17 @@ def _made(size: int, precision: str, device: torch.device) -> Tensor | Factored:
 # ------------------------------------------------------------------------------------------ when a model is saved
 
 
-def keep_stored(model: nn.Module) -> None:
+def say_folded(model: nn.Module, names: Iterable[str], config: dict[str, Any]) -> None:
+    """Make the quantization ``config`` ignore those of ``names``, modules that were given transforms, that have lost
+    them, and let others store what they shared with them."""
+    modules = dict(model.named_modules())
+    folded = [name for name in names if name in modules and not transforms_of(modules[name])]
+    if folded:
+        _keep_stored(model)
+        config["transform_config"] = ignoring(config["transform_config"], folded)
+
+
+def _keep_stored(model: nn.Module) -> None:
     """Let another module store a shared matrix where the one that did has no transforms any more."""
     sharing: dict[int, list[OnlineTransform]] = {}
     for module in model.modules():
@@ -126,9 +136,3 @@ def _ignoring(args: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
     before = args.get("ignore", [])
     before = [before] if isinstance(before, str) else before
     return {**args, "ignore": [*before, *(name for name in names if name not in before)]}
-
-
-def without_transforms(model: nn.Module, names: Iterable[str]) -> list[str]:
-    """Those of ``names`` whose modules have no transforms any more."""
-    modules = dict(model.named_modules())
-    return [name for name in names if name in modules and not transforms_of(modules[name])]

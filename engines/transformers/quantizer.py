@@ -25,14 +25,7 @@ from ..modules import QuantLinear
 from ..packed import PackedLayer
 from ..progress import on_terminal, track
 from ..tensors import dtype_name, read_tensor
-from ..transform_loading import (
-    TransformLoader,
-    ignoring,
-    keep_stored,
-    matrices,
-    own_tensors,
-    without_transforms,
-)
+from ..transform_loading import TransformLoader, matrices, own_tensors, say_folded
 from .cache import AttentionCache
 from .config import CompressedTensorsConfig, Prepared
 from .devices import device_of, kind_of
@@ -281,11 +274,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         so have those whose transforms became part of their weight."""
         known = {*self._dense, *(key.removesuffix(".weight") for key in getattr(model, "all_tied_weights_keys", {}))}
         added = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in known]
-        keep_stored(model)
-        folded = without_transforms(model, self._rotated)
-        if folded:
-            raw = self.quantization_config.raw
-            raw["transform_config"] = ignoring(raw["transform_config"], folded)
+        say_folded(model, self._rotated, self.quantization_config.raw)
         if added:
             ignored = self.quantization_config.raw.get("ignore") or []
             self.quantization_config.raw["ignore"] = [*ignored, *(name for name in added if name not in ignored)]
