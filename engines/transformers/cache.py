@@ -19,8 +19,8 @@ from ..cache import QuantCache
 
 #: under which name it is a child of its attention module
 CHILD = "quantized_cache"
-#: as the argument is called, since transformers 4.56 and before
-ARGUMENTS = ("past_key_values", "past_key_value")
+#: as the argument is called: since transformers 5.24, before, and in older models
+ARGUMENTS = ("cache", "past_key_values", "past_key_value", "layer_past")
 
 
 class AttentionCache(QuantCache):
@@ -35,8 +35,8 @@ class AttentionCache(QuantCache):
         if argument is None or not isinstance(getattr(attention, "layer_idx", None), int):
             raise CheckpointError(
                 f"{name} keeps its keys and values in a way that a quantized cache does not serve",
-                layer=self.layer_name, observed="no past_key_values" if argument is None else "no layer_idx",
-                required="attention that updates past_key_values at its layer_idx",
+                layer=self.layer_name, observed="no argument for a cache" if argument is None else "no layer_idx",
+                required="attention that updates the cache it is given at its layer_idx",
             )  # fmt: skip
         self._argument, self._position = argument, list(parameters).index(argument)
         attention.add_module(CHILD, self)
@@ -55,7 +55,9 @@ class AttentionCache(QuantCache):
         if len(args) > self._position:
             seen = Float8View(args[self._position], self)
             return (*args[: self._position], seen, *args[self._position + 1 :]), kwargs
-        return args, {**kwargs, self._argument: Float8View(kwargs.get(self._argument), self)}
+        # whoever calls it may still use a name that transformers then replaces
+        name = next((name for name in ARGUMENTS if name in kwargs), self._argument)
+        return args, {**kwargs, name: Float8View(kwargs.get(name), self)}
 
     # -- stored as the attention module's own
 
@@ -77,7 +79,7 @@ class Float8View:
         if hasattr(cache, "self_attention_cache"):
             raise ConfigError(
                 "a quantized cache serves decoders, not the two caches of an encoder-decoder",
-                field="past_key_values", observed=type(cache).__name__, required="a cache of one kind",
+                field="cache", observed=type(cache).__name__, required="a cache of one kind",
             )  # fmt: skip
         self._cache = cache
         self._owner = owner
