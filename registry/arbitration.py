@@ -8,7 +8,7 @@ any other is an error that names the tensors.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 from .args import QuantArgs
 from .config_models import ConfigGroup
@@ -32,9 +32,12 @@ _HEADS = (
 _SUFFIXES_TRIED = 6
 
 
-def check_left_dense(module: Module, ignored_by: str | None) -> None:
-    """A layer that the config leaves alone must be stored dense. Raises ``CheckpointError`` naming what is not."""
-    names = quantized_names(module.tensors)
+def check_left_dense(module: Module, ignored_by: str | None, more: Container[str] = ()) -> None:
+    """A layer that the config leaves alone must be stored dense. Raises ``CheckpointError`` naming what is not.
+
+    ``more``: see :func:`.modules.quantized_names`.
+    """
+    names = quantized_names(module.tensors, more)
     if names:
         by = (
             f"the config ignores it by {ignored_by!r}"
@@ -74,9 +77,9 @@ def check_owned(module: Module, known: Iterable[str], scheme: str) -> None:
         )  # fmt: skip
 
 
-def check_never_quantized(module: Module) -> None:
+def check_never_quantized(module: Module, more: Container[str] = ()) -> None:
     """Raises ``CheckpointError`` for quantized tensors of a module that is no Linear, Embedding or attention."""
-    names = quantized_names(module.tensors)
+    names = quantized_names(module.tensors, more)
     if names:
         raise CheckpointError(
             f"no layer consumes {_with_dtypes(names, module.tensors)}: the module has no weight matrix of its own",

@@ -35,13 +35,15 @@ class Assigned:
 class _Place(NamedTuple):
     """What becomes of a module. ``doubtful``: quantized by the config and stored dense. ``order``: what takes it here,
     and what by the order of the groups. ``overlap``: the pattern that takes it, and one of another group that would.
-    ``outside``: the config does not speak of that part of the model."""
+    ``outside``: the config does not speak of that part of the model. ``unlisted``: stored dense, which a translated
+    config need not say."""
 
     assignment: Assignment | None = None
     doubtful: bool = False
     order: tuple[str, str] | None = None
     overlap: tuple[str, str] | None = None
     outside: bool = False
+    unlisted: bool = False
 
 
 def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms: Transforms) -> Assigned:
@@ -51,6 +53,7 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
     overlaps: dict[tuple[str, str], list[str]] = {}
     doubtful: list[str] = []
     outside: list[str] = []
+    unlisted: list[str] = []
     placing = _Placing(modules, config, index, transforms)
     result.assignments = placing.assignments
     for name, place in placing.noted:
@@ -62,10 +65,15 @@ def assign(modules: Modules, config: QuantConfig, index: TargetIndex, transforms
             doubtful.append(name)
         if place.outside:
             outside.append(name)
+        if place.unlisted:
+            unlisted.append(name)
     explained = _renamed(doubtful, index, result)
     if outside:
         text = f"{_count(outside)} left dense: {config.path} speaks of another part of the model"
         result.problems.append(Problem("outside-config", text, "note", outside[0]))
+    if unlisted:
+        text = f"{_count(unlisted)} stored dense and left so: configs like the translated one need not list them"
+        result.problems.append(Problem("stored-dense", text, "note", unlisted[0]))
     result.problems += [_order_problem(ours, theirs, names) for (ours, theirs), names in orders.items()]
     result.problems += [_overlap_problem(ours, theirs, names) for (ours, theirs), names in overlaps.items()]
     result.problems += _unmatched(modules, index, explained)
@@ -107,7 +115,7 @@ class _Placing:
             if assignment is _UNKNOWN:
                 place = self._place(name, family, answer)
                 assignment = place.assignment
-                if place.doubtful or place.outside or place.order is not None or place.overlap is not None:
+                if any(place[1:]):
                     self.noted.append((name, place))
                 elif self._scope.whole and not self._transforms and family.kind != "attention":
                     known[key] = assignment
@@ -121,7 +129,7 @@ class _Placing:
             if inside is not None and inside != name:
                 ignored = ignored or self._index.ignored_by(inside, family.classes)
                 match = self._index.match(inside, family.classes) or match
-            elif inside is None and not quantized_names(family.tensors):
+            elif inside is None and not quantized_names(family.tensors, self._config.stored_names):
                 outside = match is not None and ignored is None and family.kind in MATRIX_KINDS
                 match = None
         online = self._transforms.online(name, family.classes) if self._transforms else ()
@@ -129,12 +137,14 @@ class _Placing:
             left = family.kind in MATRIX_KINDS or online
             return _Place(self._assignment(None, None, ignored, online) if left else None, outside=outside)
         group = self._groups[match.group]
+        stored_dense = group.weights is not None and is_stored_dense(family.tensors)
+        if stored_dense and self._config.translated_by is not None:
+            return _Place(self._assignment(None, None, None, online), unlisted=True)
         if family.kind == "attention":
             if _means_attention(group, name, self._modules):
                 return _Place(self._assignment(group, match.target, None, online))
             return _Place(self._assignment(None, None, None, online) if online else None)
         other = answer.engine_order_differs
-        stored_dense = group.weights is not None and is_stored_dense(family.tensors)
         return _Place(
             self._assignment(group, match.target, None, online),
             stored_dense and self._config.effective_format(group) != DENSE,

@@ -6,7 +6,7 @@ it, and what is refused that it would ignore, is listed in ``docs/reading-config
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from .args import QuantArgs
@@ -26,6 +26,7 @@ from .config_reading import (
     wrong,
 )
 from .errors import ConfigError
+from .known_plugins import TRANSLATORS
 
 __all__ = [
     "PROBLEM_CODES",
@@ -62,8 +63,10 @@ _SIBLINGS = {"online-rotate": "the writer expects activations to be rotated at r
 _MAX_NESTING = 60
 
 
-def parse_config(raw: Mapping[str, Any]) -> QuantConfig:
+def parse_config(raw: Mapping[str, Any], *, formats: Container[str] = (), at: str = "") -> QuantConfig:
     """Reads a whole config.json, or a quantization block alone.
+
+    ``formats``: further ones, that plugins give a meaning. ``at``: the key path of a block given alone.
 
     Raises ``ConfigError``: no quantization config, one of another method, a malformed value (with its key path), or
     weights stored sparse. What can be read in spite of a flaw is, and ``problems`` says so.
@@ -72,14 +75,15 @@ def parse_config(raw: Mapping[str, Any]) -> QuantConfig:
     block, path = next(found, (None, ""))
     if block is None:
         raise no_config_error()
+    path = path or at
     _check_nesting(block, path)
-    notes = Notes()
+    notes = Notes(formats)
     method = _read_method(block, path, notes)
     others = [where for other, where in found if not _same(other, block)]
     for where in others:
         notes.problem("second-config", where, f"another quantization config; {path} counts")
     for key, message in _SIBLINGS.items():
-        if path and key in raw:
+        if path and path != at and key in raw:
             notes.problem("sibling-key", key, message)
     return _read_block(block, path, method, notes)
 
@@ -126,12 +130,14 @@ def _read_method(block: Mapping[str, Any], path: str, notes: Notes) -> str:
         return METHOD
     if method.strip().lower().replace("_", "-") == METHOD:
         return METHOD
+    translator = TRANSLATORS.get(method.strip().lower())
+    install = f" (pip install {translator})" if translator else ""
     raise ConfigError(
         f"{where}: quantized by {show(method)}, which is another format",
         field=where,
         observed=show(method),
         required=f"'{METHOD}'",
-        remedy=f"install a plugin that translates {show(method)} configs, or quantize the model with {METHOD}",
+        remedy=f"install a plugin that translates {show(method)} configs{install}, or quantize the model with {METHOD}",
     )
 
 

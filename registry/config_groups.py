@@ -104,7 +104,7 @@ def read_format(raw: Any, path: str, notes: Notes) -> str | None:
     name = name.strip().lower().replace("_", "-")
     if name in SPARSE_FORMATS:
         raise sparse_error(path, name)
-    if name not in KNOWN_FORMATS and name != "fakequant":
+    if name not in KNOWN_FORMATS and name not in notes.formats and name != "fakequant":
         notes.problem("unknown-format", path, f"unknown format {show(name)}; only a plugin can give it a meaning")
     return name
 

@@ -63,6 +63,10 @@ class QuantConfig(BaseModel):
     ``transform_config`` is empty when there are no transforms; ``sparsity_config`` is left-over metadata of a dense
     checkpoint; ``version`` is that of the compressed-tensors that wrote the file; ``path`` is where in config.json the
     config was found; ``unknown_keys`` maps key paths to the values that no release known here gives a meaning.
+
+    ``translated_by``: the distribution that translated the config of a foreign ``quant_method``. ``matrices``: local
+    names of tensors that hold a layer's weights in the formats of plugins, such as ``qweight``; ``stored_names``: all
+    that only those formats store.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)
@@ -81,6 +85,9 @@ class QuantConfig(BaseModel):
     path: str = ""
     problems: tuple[ConfigProblem, ...] = ()
     unknown_keys: dict[str, Any] = {}
+    translated_by: str | None = None
+    matrices: frozenset[str] = frozenset()
+    stored_names: frozenset[str] = frozenset()
 
     def effective_format(self, group: ConfigGroup) -> str | None:
         """How the group's tensors are stored: its own format, else the top-level one.

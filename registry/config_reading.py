@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 from pydantic import ValidationError
@@ -39,7 +39,9 @@ _REQUIRED = {
 class Notes:
     """What reading one config gathers beside its values."""
 
-    def __init__(self) -> None:
+    def __init__(self, formats: Container[str] = ()) -> None:
+        """``formats``: those that plugins give a meaning."""
+        self.formats = formats
         self.problems: list[ConfigProblem] = []
         self.unknown: dict[str, Any] = {}
 

@@ -89,8 +89,10 @@ def without_tensors(modules: Iterable[Module]) -> Modules:
     return Modules(families, TensorTable())
 
 
-def find_modules(table: TensorTable, config: Mapping[str, Any]) -> Modules:
+def find_modules(table: TensorTable, config: Mapping[str, Any], matrices: frozenset[str] = frozenset()) -> Modules:
     """Every module that owns a tensor, and the attention modules above their projections, in natural order of names.
+
+    ``config``: the whole config.json. ``matrices``: see :func:`.modules.classify`.
 
     Raises ``UnreadableCheckpointError`` when a file has become shorter than its header says.
     """
@@ -108,7 +110,7 @@ def find_modules(table: TensorTable, config: Mapping[str, Any]) -> Modules:
         family = known.get(sign)
         if family is None:
             kinds = _with_value(stored.kinds, values.get(name))
-            family = known[sign] = Family(*classify(name, kinds, conv1d, attention), kinds)
+            family = known[sign] = Family(*classify(name, kinds, conv1d, attention, matrices), kinds)
         part = last.zfill(_DIGITS) if last.isdigit() else last
         rows.append((f"{above.key}.{part}" if dot else part, name, family))
         if last in PROJECTIONS:

@@ -38,4 +38,10 @@ def quantdispatch_backends() -> Iterable[Backend]:  # type: ignore[empty-body]
 
 @hookspec
 def quantdispatch_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Rewrite a foreign ``quantization_config`` (the block itself) into ours; ``None`` when it is not yours."""
+    """Rewrite a foreign ``quantization_config`` (the block itself) into ours; ``None`` when it is not yours.
+
+    A group's ``format`` may be one of the plugin's own, which its rules name; the scheme of such a rule says by
+    ``stored`` which tensors there are, whatever they are called. Where a layer that the rewritten block quantizes is
+    stored dense, it stays dense: foreign configs seldom list those. Raises ``ConfigError`` for a block that is the
+    plugin's and has no meaning.
+    """

@@ -1,4 +1,5 @@
-"""Distributions that are known to bring a rule for layers that no built-in rule accepts: what to install."""
+"""Distributions that are known to bring a rule for layers that no built-in rule accepts, or to translate another
+method's config: what to install."""
 
 from __future__ import annotations
 
@@ -42,6 +43,10 @@ KNOWN_PLUGINS = (
         "routed experts with zero points",
     ),
 )
+
+
+#: distribution that translates a foreign ``quant_method``
+TRANSLATORS = {"awq": "quantdispatch-awq", "gptq": "quantdispatch-awq"}
 
 
 def known_plugin(facts: LayerFacts) -> KnownPlugin | None:

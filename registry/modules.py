@@ -7,7 +7,7 @@ unless its name says otherwise; what was inferred is said in the plan and can be
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,15 +86,22 @@ class Module:
 
 
 def classify(
-    name: str, own: Mapping[str, Described], conv1d: bool, attention: tuple[str, ...]
+    name: str,
+    own: Mapping[str, Described],
+    conv1d: bool,
+    attention: tuple[str, ...],
+    matrices: frozenset[str] = frozenset(),
 ) -> tuple[str | None, tuple[str, ...], str]:
     """Kind, classes and how they were found, of a module from its name and what it stores.
 
-    ``conv1d``: see :func:`has_conv1d`; ``attention``: the class of attention modules.
+    ``conv1d``: see :func:`has_conv1d`; ``attention``: the class of attention modules; ``matrices``: names of tensors
+    that hold weights in formats of plugins.
     """
     weight = own.get("weight")
     if "weight_packed" in own:
         what = "weight_packed"
+    elif matrices and not matrices.isdisjoint(own):
+        what = min(matrices.intersection(own))
     elif weight is not None and len(weight.shape) == 2 and _ROUTER_BIAS not in own:
         what = "2-D weight"
     elif CACHE_NAMES.intersection(own) and weight is None:
@@ -165,12 +172,13 @@ def in_tower(name: str) -> bool:
     return not _CACHELESS.isdisjoint(name.lower().split("."))
 
 
-def quantized_names(tensors: Mapping[str, Described]) -> list[str]:
-    """Local names of a module's tensors that only quantization stores."""
+def quantized_names(tensors: Mapping[str, Described], more: Container[str] = ()) -> list[str]:
+    """Local names of a module's tensors that only quantization stores; ``more``: those of formats of plugins."""
     found = [
         name
         for name, entry in tensors.items()
         if name in QUANTIZED_NAMES
+        or name in more
         or name.endswith(_QUANTIZED_SUFFIXES)
         or (name == "weight" and entry.dtype in _QUANTIZED_DTYPES)
         or (name.endswith("_scale") and (base := tensors.get(name[:-6])) and base.dtype in _QUANTIZED_DTYPES)

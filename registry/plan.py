@@ -160,7 +160,7 @@ def _layers(
     layers: Mapping[str, Resolution]
     if checkpoint is not None:
         problems += [Problem("files", note, "note", checkpoint.path) for note in checkpoint.notes]
-        modules = find_modules(checkpoint.tensors, checkpoint.config)
+        modules = find_modules(checkpoint.tensors, checkpoint.config, config.matrices)
         problems += [
             Problem("unknown-module", f"modules names {name}, which the checkpoint does not have", where=name)
             for name in modules.override(given or {})

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from .. import __version__
 from .bounded import Bounded
 from .environment import Environment
-from .errors import PluginError
+from .errors import PluginError, QuantDispatchError
 from .facts import KernelSpec, LayerFacts
 from .kernels import BACKEND_RANKS, Kernel, Selection, ordered, select
 from .lazy import load_target
@@ -92,10 +92,28 @@ class Registry:
                 f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known)
             )
 
+    @cached_property
+    def formats(self) -> frozenset[str]:
+        """Every format that a plugin's rule names."""
+        foreign = [rule for rule in self.rules.rules if rule.distribution != OWN]
+        named = [box.domains["format"] for rule in foreign for box in rule.predicate.boxes if "format" in box.domains]
+        return frozenset(name for wanted in named for name in wanted.allowed or () if isinstance(name, str))
+
     def rewrite_config(self, config: Mapping[str, Any]) -> tuple[Mapping[str, Any], str | None]:
-        """Let plugins translate a foreign ``quantization_config``: the block to use, and whose plugin did it."""
+        """Let plugins translate a foreign ``quantization_config``: the block to use, and whose plugin did it.
+
+        Raises the plugin's own ``ConfigError``, and ``PluginError`` for whatever else it raises.
+        """
         for plugin in self._collected:
-            rewritten = plugin.rewrite(config) if plugin.rewrite is not None else None
+            try:
+                rewritten = plugin.rewrite(config) if plugin.rewrite is not None else None
+            except QuantDispatchError:
+                raise
+            except Exception as error:  # a stranger's code, on a stranger's file
+                raise PluginError(
+                    f"{plugin.status.distribution} fails to translate the config: {type(error).__name__}: {error}",
+                    field="quantization_config", remedy=f"report it to the authors of {plugin.status.distribution}",
+                ) from error  # fmt: skip
             if rewritten is not None:
                 return rewritten, plugin.status.distribution
         return config, None

@@ -123,11 +123,11 @@ class Resolver:
         try:
             if module.kind is None:
                 self._check_transforms(result, module)
-                arbitration.check_never_quantized(module)
+                arbitration.check_never_quantized(module, self._config.stored_names)
                 if module.tensors:
                     return result
             if group is None:
-                arbitration.check_left_dense(module, assignment.ignored_by)
+                arbitration.check_left_dense(module, assignment.ignored_by, self._config.stored_names)
             else:
                 result.group = group.name
                 result.weights, result.inputs, result.outputs = group.weights, group.inputs, group.outputs
@@ -145,7 +145,8 @@ class Resolver:
     ) -> QuantDispatchError:
         """The error, with what engines run where no rule of ours accepts the layer, or its format is unknown."""
         args = (result.weights, result.inputs, result.outputs)
-        if result.rule is None and isinstance(error, (NoSchemeFound, ConfigError)) and any(args):
+        ours = self._config.translated_by is None  # engines read a foreign config by other code than is known here
+        if ours and result.rule is None and isinstance(error, (NoSchemeFound, ConfigError)) and any(args):
             stored = result.format if isinstance(error, NoSchemeFound) else None
             peers.explain(
                 error, LayerFacts(result.kind, stored, *args), self._sight(result, group), self._task.environment
@@ -175,7 +176,7 @@ class Resolver:
             raise self._no_scheme(facts, module.name, decision)
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
-        if scheme.name != DENSE:
+        if scheme.name != DENSE and self._config.translated_by is None:
             sight, environment = self._sight(result, group), self._task.environment
             result.equivalents, result.differs = peers.notes(rule, facts, scheme.name, sight, environment)
         attends = facts.kind in ("kv_cache", "attention")

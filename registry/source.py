@@ -17,6 +17,7 @@ from .environment import Environment
 from .errors import ConfigError, UnreadableCheckpointError
 from .headers import unreadable
 from .hub import is_hub_id, open_hub
+from .plugin_formats import with_stored_names
 from .problem import Problem
 from .registry import Registry
 
@@ -75,18 +76,22 @@ def read_quantization(
     Raises ``ConfigError`` as :func:`.config.parse_config` does; it says what engines would run on ``environment``.
     """
     block, path = next(all_quantization_configs(raw), (None, ""))
-    translated: list[Problem] = []
     if block is not None and block.get("quant_method") not in (None, METHOD):
         rewritten, plugin = registry.rewrite_config(block)
         if plugin is not None:
+            config = parse_config(rewritten, formats=registry.formats, at=path)
+            config = with_stored_names(config.model_copy(update={"translated_by": plugin}), registry)
             text = f"a {block.get('quant_method')} config, translated by {plugin}"
-            translated.append(Problem("translated", text, "note", path))
-            raw = rewritten
+            return config, [Problem("translated", text, "note", path), *_problems(config)]
     try:
-        config = parse_config(raw)
+        config = with_stored_names(parse_config(raw, formats=registry.formats), registry)
     except ConfigError as error:
         from .peers.refused import explain_refused  # only an error needs it
 
         explain_refused(error, raw, environment)
         raise
-    return config, translated + [Problem(p.code, p.message, "warning", p.path) for p in config.problems]
+    return config, _problems(config)
+
+
+def _problems(config: QuantConfig) -> list[Problem]:
+    return [Problem(p.code, p.message, "warning", p.path) for p in config.problems]
