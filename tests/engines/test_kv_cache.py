@@ -401,9 +401,7 @@ def test_the_reference_is_compressed_tensors_forward() -> None:
     for kind, strategy in itertools.product(("kv_cache", "attention"), ("tensor", "attn_head")):
         model = dense_model("llama")
         if not is_cached_attention_module(model.model.layers[0].self_attn):
-            pytest.skip(
-                "this compressed-tensors does not know attention of this transformers: its cache has a new name"
-            )
+            pytest.skip("compressed-tensors does not know the attention of this transformers: the cache has a new name")
         block = config_block(model, kind, strategy)
         block.kv_cache_scheme = block.kv_cache_scheme if kind == "kv_cache" else None
         apply_quantization_config(model, block, show_progress=False)
