@@ -15,7 +15,6 @@ from ..registry.config_locate import find_quantization_config, no_config_error
 from ..registry.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from ..registry.hub import is_hub_id
 from ..registry.plan import Plan, plan
-from ..registry.registry import get_registry
 from .progress import on_terminal
 from .tensors import dtype_name
 
@@ -116,8 +115,10 @@ def _build(folder: str, resolved: Plan, device: torch.device, dtype: torch.dtype
 
     register_private()
     config, architecture = _architecture(folder)
-    prepared = Prepared(resolved, backend, on_terminal())
-    config.quantization_config = {**_raw_block(resolved), "quant_method": PRIVATE_METHOD, "prepared": prepared}
+    block = _raw_block(resolved)
+    foreign = block.get("quant_method") if resolved.config.translated_by is not None else None
+    prepared = Prepared(resolved, backend, on_terminal(), foreign)
+    config.quantization_config = {**block, "quant_method": PRIVATE_METHOD, "prepared": prepared}
     model, report = architecture.from_pretrained(
         folder,
         config=config,
@@ -155,12 +156,13 @@ def _architecture(folder: str) -> tuple[Any, Any]:
 
 
 def _raw_block(resolved: Plan) -> Mapping[str, Any]:
-    """The quantization block as it stands in config.json, or as a plugin translated it."""
+    """The quantization block as it stands in config.json, which is how it is saved again: a plugin that translates a
+    foreign one reads it anew."""
     assert resolved.checkpoint is not None
     found = find_quantization_config(resolved.checkpoint.config)
     if found is None:
         raise no_config_error()
-    return get_registry().rewrite_config(found[0])[0]
+    return found[0]
 
 
 def _check_report(report: Mapping[str, Any], architecture: str) -> None:

@@ -63,6 +63,8 @@ class Scheme(ABC):
     #: ``"module:attr"`` of a class with the interface of :class:`Numerics`, or of :class:`CacheNumerics` where what is
     #: quantized is a cache
     numerics: ClassVar[str]
+    #: writers of the format store a bias for every layer, all zeros where the model has none
+    may_pad_bias: ClassVar[bool] = False
 
     def __init__(self, layer: LayerFacts, *, version: str | None = None) -> None:
         """``version``: of compressed-tensors that wrote the checkpoint, where the layout depends on it."""

@@ -22,11 +22,15 @@ PRIVATE_METHOD = "quantdispatch"
 
 @dataclass
 class Prepared:
-    """What ``quantdispatch.load`` has settled before transformers is called. Rides in the config; never copied."""
+    """What ``quantdispatch.load`` has settled before transformers is called. Rides in the config; never copied.
+
+    ``foreign``: the ``quant_method`` of a config that a plugin translated.
+    """
 
     plan: Plan
     backend: str | None
     progress: bool
+    foreign: str | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Prepared:
         return self
@@ -52,7 +56,8 @@ class CompressedTensorsConfig(hf.CompressedTensorsConfig):  # type: ignore[misc]
         self.dequantize = dequantize or run_compressed is False
         self.use_optimized_inference = use_optimized_inference
         self.prepared = prepared
-        self.raw = {**raw, "quant_method": QuantizationMethod.COMPRESSED_TENSORS.value}
+        method = prepared.foreign if prepared is not None else None
+        self.raw = {**raw, "quant_method": method or QuantizationMethod.COMPRESSED_TENSORS.value}
         self.repacked = False
 
     @property

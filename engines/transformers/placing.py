@@ -14,7 +14,7 @@ from ..embedding import QuantEmbedding, TiedHead
 from ..experts import QuantExperts
 from ..modules import QuantLinear
 from ..packed import PackedLayer
-from ..tensors import dtype_name
+from ..tensors import dtype_name, read_tensor
 from ..transforms import plain, transforms_of
 from .attention import install_queries, uninstall_queries
 from .cache import CHILD, AttentionCache
@@ -30,12 +30,18 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
             "the stored layer is of another shape than the model's", layer=layer.name,
             observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features],
         )  # fmt: skip
-    if (linear.bias is not None) != spec.bias:
+    if (linear.bias is not None) != spec.bias and not _only_pads(layer):
         raise CheckpointError(
             f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
             layer=layer.name, field=f"{layer.name}.bias",
         )  # fmt: skip
     return QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
+
+
+def _only_pads(layer: Resolution) -> bool:
+    """Is the stored bias one that adds nothing, in a format whose writers give every layer a bias?"""
+    padded = layer.scheme_object is not None and layer.scheme_object.may_pad_bias and "bias" in layer.tensors
+    return padded and not bool(read_tensor(layer.tensors["bias"]).any())
 
 
 def place_cache(model: Any, runtime: str, layer: Resolution, dtype: torch.dtype, backend: str | None) -> str:

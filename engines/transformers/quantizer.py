@@ -275,7 +275,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         known = {*self._dense, *(key.removesuffix(".weight") for key in getattr(model, "all_tied_weights_keys", {}))}
         added = [name for name, module in model.named_modules() if isinstance(module, nn.Linear) and name not in known]
         say_folded(model, self._rotated, self.quantization_config.raw)
-        if added:
+        if added and "config_groups" in self.quantization_config.raw:  # a foreign config's layers are told by tensors
             ignored = self.quantization_config.raw.get("ignore") or []
             self.quantization_config.raw["ignore"] = [*ignored, *(name for name in added if name not in ignored)]
         return super().get_state_dict_and_metadata(model, *args, **kwargs)
