@@ -21,8 +21,8 @@ SMALL = 256
 #: A large Sylvester matrix is the Kronecker product of small ones: two or three products with matrices of this size are
 #: faster than a butterfly of additions for each bit, by a factor of 5 to 10 in torch on a CPU.
 _FACTOR = 32
-#: the least Sylvester matrix that is worth more than the product with the rest
-_LEAST = 16
+#: with a smaller Sylvester matrix in it, the product with the rest costs more than that with the whole
+_LEAST = 8
 _ROWS = 256
 
 
