@@ -18,6 +18,7 @@ import torch
 from ..numerics.activations import FP8_MAX, quantize_outputs, seen_inputs
 from ..numerics.microscaling import mx_scale
 from ..registry.args import QuantArgs
+from ..registry.config_groups import KNOWN_FORMATS
 from ..registry.facts import KernelSpec
 from ..registry.lazy import load_target
 from ..registry.operands import Operands
@@ -199,6 +200,8 @@ def decompress(layer: Resolution, stored: Mapping[str, torch.Tensor]) -> tuple[t
         from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
     except ImportError:
         return None, "compressed-tensors is not installed"
+    if layer.format is not None and layer.format not in KNOWN_FORMATS:
+        return None, f"{layer.format} is no format of compressed-tensors: the weight is the one that its scheme decodes"
     if layer.shape is not None and layer.shape.packing == "padded" and not _reads_padded():
         return None, "compressed-tensors reads padded words only up to 0.17, newer ones take them for dense"
     try:
