@@ -144,7 +144,8 @@ class _Placing:
             if _means_attention(group, name, self._modules):
                 return _Place(self._assignment(group, match.target, None, online))
             return _Place(self._assignment(None, None, None, online) if online else None)
-        other = answer.engine_order_differs
+        # engines read a foreign config by other code
+        other = answer.engine_order_differs if self._config.translated_by is None else None
         return _Place(
             self._assignment(group, match.target, None, online),
             stored_dense and self._config.effective_format(group) != DENSE,
@@ -153,8 +154,9 @@ class _Placing:
         )
 
     def _overlap(self, name: str, family: Family, match: TargetMatch) -> tuple[str, str] | None:
-        """Two patterns of groups that differ: which one was meant is for the config's author to say."""
-        if match.how != "regex" or len(self._groups) == 1:
+        """Two patterns of groups that differ: which one was meant is for the config's author to say; a plugin that
+        translates one knows."""
+        if match.how != "regex" or len(self._groups) == 1 or self._config.translated_by is not None:
             return None
         ours = self._groups[match.group]
         for other in self._index.matches(name, family.classes)[1:]:
@@ -208,7 +210,7 @@ def _order_problem(ours: str, theirs: str, names: list[str]) -> Problem:
 
 def _overlap_problem(ours: str, theirs: str, names: list[str]) -> Problem:
     return Problem(
-        "overlap",
+        "target-overlap",
         f"{_count(names)} matched by both {ours} and {theirs}: the first counts, as compressed-tensors sorts targets",
         where=names[0],
     )

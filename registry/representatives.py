@@ -68,11 +68,14 @@ def _all(
 
 
 def overlaps(config: QuantConfig, survey: Survey) -> list[Problem]:
-    """Patterns of two groups that both match layers of usual names, where the groups differ."""
+    """Patterns of two groups that both match layers of usual names, where the groups differ and the file's author wrote
+    them."""
+    if config.translated_by is not None:
+        return []
     groups = {group.name: group for group in config.groups}
     return [
         Problem(
-            "overlap",
+            "target-overlap",
             f"{first.target!r} in {first.group} and {second.target!r} in {second.group} both match layers such as "
             f"{name}: {first.group} counts, as compressed-tensors sorts targets",
             where=first.target,

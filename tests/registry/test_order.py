@@ -29,7 +29,7 @@ SEEDS = st.integers(0, 2**32)
 FEW = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 REGISTRY = build()
 #: what is said of the order of the groups
-OF_ORDER = {"engine-order", "overlap"}
+OF_ORDER = {"engine-order", "target-overlap"}
 
 
 def read(name: str) -> Any:

@@ -138,7 +138,7 @@ def test_patterns_of_two_groups_that_overlap_are_told() -> None:
             tiny.group(targets=[pattern], weights=w) for pattern, w in zip(patterns, (tiny.INT4, other), strict=True)
         ]
         problems = plan(tiny.config(*groups), strict=False).problems
-        assert [p.code for p in problems] == ["no-tensors", *(["overlap"] if told else [])]
+        assert [p.code for p in problems] == ["no-tensors", *(["target-overlap"] if told else [])]
         if told:
             assert all(
                 text in problems[-1].message for text in (*map(repr, patterns), "layers.56.mlp", "group_1 counts")

@@ -1,6 +1,6 @@
 """Random configs by a seed: valid ones, real ones with a few things changed, and garbage.
 
-``RandomConfigs(seed)`` is an iterator of ``(how, config)``; ``text(rng)`` gives JSON texts, with doubled keys and worse.
+``RandomConfigs(seed)`` is an iterator of ``(how, config)``; ``text(rng)`` gives JSON texts, with doubled keys and more.
 The same seed gives the same configs.
 """
 
