@@ -60,13 +60,14 @@ def decompressed(folder: str) -> Any:
 
     import quantdispatch
     from quantdispatch.engines.tensors import read_tensor
+    from quantdispatch.engines.transform_loading import own_tensors
     from quantdispatch.engines.verify import decompress
 
     model = AutoModelForCausalLM.from_pretrained(models.folder("bf16"), dtype=torch.bfloat16).eval()
     for name, layer in quantdispatch.plan(folder).layers.items():
         if layer.weights is None:
             continue
-        weight, problem = decompress(layer, {local: read_tensor(entry) for local, entry in layer.tensors.items()})
+        weight, problem = decompress(layer, {local: read_tensor(entry) for local, entry in own_tensors(layer).items()})
         if weight is None:
             raise RuntimeError(f"{name}: {problem}")
         model.get_submodule(name).weight.data = weight

@@ -78,6 +78,7 @@ def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
     yield from name_lines(group, width)
     rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
     rows += kernel_rows(group.kernels(), len(group.layers), brief=True) if group.first.scheme != "dense" else []
+    rows += [("applies", text, "") for text in group.first.transforms]
     rows += [("deviates", text, "") for text in group.first.deviations]
     rows += failure_rows(group.first)
     yield from labelled(rows)
@@ -96,7 +97,7 @@ def origin_rows(group: Group) -> list[tuple[str, str, str]]:
         return [("target", f"attention with a cache, by {layer.group}", "")]
     if layer.target is None or layer.ignored_by is not None:
         return _ignored_rows(group)
-    telling = [name for name in group.stored() if name not in _USUAL]
+    telling = [name for name in group.stored() if name not in _USUAL and "." not in name]  # matrices of transforms
     inferred = f"from tensors: {', '.join(telling)}" if telling else layer.inferred
     where = f" in {layer.group}" if layer.group is not None else ""
     return [("target", f'"{layer.target}"{where}' + (f" ({inferred})" if inferred else ""), "")]

@@ -87,10 +87,10 @@ def _place(layer: Resolution) -> int:
 
 def _key(layer: Resolution) -> object:
     if layer.scheme == "dense" and layer.error is None:
-        return ("dense", layer.kind)
+        return ("dense", layer.kind, layer.transforms)
     return (
         *(layer.kind, layer.group, layer.target, layer.ignored_by, layer.format),
-        *(layer.weights, layer.inputs, layer.outputs),
+        *(layer.weights, layer.inputs, layer.outputs, layer.transforms),
         *(layer.rule.name if layer.rule else None, layer.scheme, layer.kernel, tuple(layer.deviations)),
         error_text(layer.error, layer.name) if layer.error is not None else None,
     )

@@ -28,6 +28,7 @@ def layer_lines(layer: Resolution) -> Iterator[Line]:
     rows += [("scheme", layer.scheme or "none", "bold")]
     rows += _rule_rows(layer)
     rows += kernel_rows(group.kernels(), 1)
+    rows += [("applies", text, "") for text in layer.transforms]
     rows += [("deviates", text, "") for text in layer.deviations]
     rows += [("same as", f"{engine}: {', '.join(classes)}", "") for engine, classes in layer.equivalents.items()]
     rows += [("differs", f"{engine}: {reason}", "") for engine, reason in layer.differs.items()]

@@ -55,6 +55,7 @@ def layer(name: str, **changes: Any) -> Any:
         "scheme": "wNa16_int",
         "backend": "cpu",
         "kernel": "cpu/int4_torch",
+        "transforms": (),
         "deviations": (),
         "error": None,
         "selection": ANSWERS,
@@ -265,3 +266,15 @@ def test_a_long_ignore_list_is_cut() -> None:
     shown = text(plan(*[dense(f"a.{i}") for i in range(50)]))
     assert sum(line.startswith("    ignored  ") for line in shown) == 12
     assert "             and 38 more entries (all of them with --json)" in shown
+
+
+def test_transforms_are_shown_and_keep_layers_apart() -> None:
+    turned = {"transforms": ("R4 at input (hadamard)",), "tensors": {"weight_packed": None, "R4_input.weight": None}}
+    shown = text(
+        plan(layer("a"), layer("b", **turned), dense("c"), dense("d", transforms=("R4 at output (hadamard)",)))
+    )
+    assert sum("layer " in line for line in shown) == 4
+    assert [line.split()[1:] for line in shown if "applies" in line] == [
+        ["R4", "at", "input", "(hadamard)"], ["R4", "at", "output", "(hadamard)"],
+    ]  # fmt: skip
+    assert not any("R4_input" in line for line in shown)
