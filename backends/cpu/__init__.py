@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ...registry.domains import between
+from ...registry.domains import between, not_in
 from ...registry.kernels import Absent, Args, Kernel, Needs
 
 #: a ``moe`` layer is one projection of one expert, and computed like any other
@@ -18,34 +18,47 @@ FLOATS = {"bfloat16", "float16", "float32"}
 #: an exponent in a byte is a scale of another kind
 SCALES = {None, *FLOATS}
 
-_INT8_TOKEN = Args(type="int", num_bits=8, strategy="token", dynamic=True, scale_dtype=SCALES)
-_INT8_TENSOR = Args(type="int", num_bits=8, strategy="tensor", dynamic={True, False}, scale_dtype=SCALES)
-INT8_INPUTS = (_INT8_TOKEN, _INT8_TENSOR)
+#: of integer inputs: codes of up to 8 bits are exact in bf16
+INPUT_BITS = between(2, 8)
+_INT_TOKEN = Args(type="int", num_bits=INPUT_BITS, strategy="token", dynamic=True, scale_dtype=SCALES)
+_INT_TENSOR = Args(type="int", num_bits=INPUT_BITS, strategy="tensor", dynamic={True, False}, scale_dtype=SCALES)
+_INT_GROUP = Args(type="int", num_bits=INPUT_BITS, strategy="group", dynamic=True, scale_dtype=SCALES)
+INT_INPUTS = (_INT_TOKEN, _INT_TENSOR)
+_INT_OUTPUTS = Args(type="int", num_bits=INPUT_BITS, strategy="tensor", dynamic=False, scale_dtype=SCALES)
 
 
 def _needs(weights: Args, inputs: Any, **fields: Any) -> Needs:
-    fields = {"dtype": "bfloat16", "g_idx": False, **fields}
-    return Needs(fields, device="cpu", kind=KINDS, weights=weights, inputs=inputs, outputs=Absent)
+    fields = {"dtype": "bfloat16", "g_idx": False, "outputs": Absent, **fields}
+    return Needs(fields, device="cpu", kind=KINDS, weights=weights, inputs=inputs)
 
 
 def _int(strategy: Any, **fields: Any) -> Args:
     return Args(type="int", dynamic=False, strategy=strategy, scale_dtype=SCALES, **fields)
 
 
-def _fp8(strategy: Any, dynamic: Any) -> Args:
-    return Args(type="float", num_bits=8, symmetric=True, strategy=strategy, dynamic=dynamic, scale_dtype=SCALES)
+def _fp8(strategy: Any, dynamic: Any, **fields: Any) -> Args:
+    fields = {"scale_dtype": SCALES, **fields}
+    return Args(type="float", num_bits=8, symmetric=True, strategy=strategy, dynamic=dynamic, **fields)
+
+
+FP8_INPUTS = (_fp8("token", True), _fp8("tensor", {True, False}))
+_FP8_GROUP = _fp8("group", True)
 
 
 def _int4() -> Iterator[Needs]:
-    for inputs in (Absent, *INT8_INPUTS):
-        sizes = {"n%16": 0, "k%32": 0}
+    for inputs in (Absent, *INT_INPUTS, *FP8_INPUTS):
+        sizes: dict[str, Any] = {"n%16": 0, "k%32": 0}
         yield _needs(_int(ROW, num_bits=between(2, 4)), inputs, **sizes)
-        grouped = _int("group", num_bits=between(2, 4))
-        yield _needs(grouped, inputs, **sizes, **{"group%32": 0, "k%group": 0, "g_idx": {True, False}})
+        sizes |= {"group%32": 0, "k%group": 0, "g_idx": {True, False}}
+        yield _needs(_int("group", num_bits=between(2, 4)), inputs, **sizes)
 
 
 def _w8a8(bits: Any, **fields: Any) -> tuple[Needs, ...]:
-    return tuple(_needs(_int(ROW, num_bits=bits), inputs, dtype=FLOATS, **fields) for inputs in INT8_INPUTS)
+    return tuple(
+        _needs(_int(ROW, num_bits=bits), inputs, dtype=FLOATS, outputs=outputs, **fields)
+        for inputs in INT_INPUTS
+        for outputs in (Absent, _INT_OUTPUTS)
+    )
 
 
 def _exact_u8s8() -> Iterator[Needs]:
@@ -57,12 +70,41 @@ def _exact_u8s8() -> Iterator[Needs]:
 
 
 def _dequant() -> Iterator[Needs]:
-    for inputs in (Absent, *INT8_INPUTS):
-        yield _needs(_int(ROW, num_bits=between(2, 8)), inputs, dtype=FLOATS)
-        grouped = _int("group", num_bits=between(2, 8))
-        yield _needs(grouped, inputs, dtype=FLOATS, g_idx={True, False}, **{"k%group": 0})
-    for inputs in (Absent, _fp8("token", True), _fp8("tensor", {True, False}), _fp8("group", True)):
+    for inputs in (Absent, *INT_INPUTS, _INT_GROUP, *FP8_INPUTS, _FP8_GROUP):
+        for outputs in (Absent, _INT_OUTPUTS):
+            yield _needs(_int(ROW | {"block"}, num_bits=between(1, 8)), inputs, dtype=FLOATS, outputs=outputs)
+            grouped = _int("group", num_bits=between(1, 8))
+            ordered: dict[str, Any] = {"g_idx": {True, False}, "k%group": 0}
+            yield _needs(grouped, inputs, dtype=FLOATS, outputs=outputs, **ordered)
+    for inputs in (Absent, *FP8_INPUTS, _FP8_GROUP):
         yield _needs(_fp8(ROW | {"block"}, False), inputs, dtype=FLOATS)
+        more: dict[str, Any] = {"k%group": 0}
+        yield _needs(_fp8("group", False, scale_dtype=FLOATS), inputs, dtype=FLOATS, **more)
+        yield _needs(_fp8("group", False, scale_dtype=None, group_size=not_in({32})), inputs, dtype=FLOATS, **more)
+        # groups of 32 that do not say what their scales are: the scheme does
+        told = {"w8a8_fp8", "w8a16_fp8"}
+        alone = _fp8("group", False, scale_dtype=None, group_size=32)
+        yield _needs(alone, inputs, dtype=FLOATS, scheme=told, **more)
+
+
+def _mx(bits: Any, dynamic: bool, scale_dtype: Any) -> Args:
+    fields = {"strategy": "group", "group_size": 32, "symmetric": True, "scale_dtype": scale_dtype}
+    return Args(type="float", num_bits=bits, dynamic=dynamic, **fields)
+
+
+def _microfloats() -> Iterator[Needs]:
+    either = {None, "uint8"}
+    whole: dict[str, Any] = {"dtype": FLOATS, "k%32": 0}
+    for inputs in (Absent, _mx({4, 8}, True, either)):
+        yield _needs(_mx(6, False, either), inputs, **whole)
+        yield _needs(_mx(8, False, "uint8"), inputs, **whole)
+        yield _needs(_mx(8, False, None), inputs, scheme={"w8a8_mxfp8", "w8a16_mxfp8"}, **whole)
+    for inputs in (Absent, _mx(4, True, either), _mx(8, True, "uint8"), _fp8("token", True), _FP8_GROUP):
+        yield _needs(_mx(4, False, either), inputs, **whole)
+    nv: dict[str, Any] = {"strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    nv |= {"type": "float", "num_bits": 4, "scale_dtype": {None, "float8_e4m3fn"}}
+    for inputs in (Absent, Args(dynamic="local", **nv)):
+        yield _needs(Args(dynamic=False, **nv), inputs, dtype=FLOATS, **{"k%16": 0})
 
 
 def kernels() -> Iterator[Kernel]:
@@ -119,4 +161,11 @@ def kernels() -> Iterator[Kernel]:
         rank=10,
         requires=_dequant(),
         target=f"{here}.dequant:DequantLinear",
+    )
+    yield Kernel(
+        name="cpu/microfloat",
+        op="linear",
+        rank=10,
+        requires=_microfloats(),
+        target=f"{here}.microfloat:MicrofloatLinear",
     )

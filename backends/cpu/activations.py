@@ -32,7 +32,8 @@ def quantize_int(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """x [M, K] to (codes q as fp32 [M, K], scale fp32, zero point fp32 or ``None``), with x ~ (q - zero_point) * scale.
 
-    ``scale`` and ``zero_point``: the stored ones of static args. Those returned are [M, 1] or [1, 1].
+    ``scale`` and ``zero_point``: the stored ones of static args. Those returned are [M, 1] or [1, 1]. With group args
+    a row of x is one group.
     """
     high = (1 << (args.num_bits - 1)) - 1
     wide = x.float()
@@ -53,6 +54,25 @@ def quantize_int(
     if zero is not None:
         codes += zero
     return codes.round_().clamp_(-1 - high, high), scale, zero
+
+
+def seen_inputs(
+    x: Tensor, args: QuantArgs | None, scale: Tensor | None, zero_point: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """What a layer multiplies its weight with, [M, K], and the scale to apply after it, [M, 1] or [1, 1].
+
+    Inputs left alone come back as they are; those with a scale a group of columns, which cannot leave the sum, scaled,
+    in fp32; all others as codes less their zero point, or float8 values, exact in bf16. ``scale`` and ``zero_point``:
+    the stored ones of static args.
+    """
+    if args is None:
+        return x, None
+    if args.type == "float":
+        return quantize_fp8(x, args, scale)
+    if args.strategy == "group" and args.group_size:
+        return _quantize_int_groups(x.float(), args, args.group_size), None
+    codes, scale, zero = quantize_int(x, args, scale, zero_point)
+    return (codes if zero is None else codes - zero), scale
 
 
 def quantize_fp8(x: Tensor, args: QuantArgs, scale: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -77,18 +97,28 @@ def _round_fp8(values: Tensor) -> Tensor:
     return fp8_to_float(codes)
 
 
+def _quantize_int_groups(wide: Tensor, args: QuantArgs, group: int) -> Tensor:
+    """A group is a row of its own. A short last one is filled up with zeros, which every range contains anyway."""
+    rows, k = wide.shape
+    padded = F.pad(wide, (0, -k % group)) if k % group else wide
+    codes, scale, zero = quantize_int(padded.reshape(-1, group), args, None, None)
+    if zero is not None:
+        codes -= zero
+    return codes.mul_(scale).view(rows, -1)[:, :k]
+
+
 def _quantize_groups(wide: Tensor, group: int) -> Tensor:
     rows, k = wide.shape
     if k % group:
         wide = F.pad(wide, (0, -k % group))
-    grouped = wide.view(rows, -1, group)
+    grouped = wide.reshape(rows, -1, group)
     scale = grouped.abs().amax(dim=-1, keepdim=True).div_(_FP8_MAX).clamp_min_(TINY)
     return (_round_fp8(grouped / scale) * scale).view(rows, -1)[:, :k]
 
 
 def _reduce(values: Tensor, args: QuantArgs) -> Tensor:
     """Largest of each row, [M, 1], or of all, [1, 1]."""
-    return values.amax(dim=-1, keepdim=True) if args.strategy == "token" else values.amax().reshape(1, 1)
+    return values.amax().reshape(1, 1) if args.strategy == "tensor" else values.amax(dim=-1, keepdim=True)
 
 
 def _stored(value: Tensor | None, name: str) -> Tensor:

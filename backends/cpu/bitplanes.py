@@ -1,4 +1,4 @@
-"""Dense storage of 2- to 8-bit codes, laid out so that unpacking is a few contiguous passes.
+"""Dense storage of 1- to 8-bit codes, laid out so that unpacking is a few contiguous passes.
 
 The file interleaves neighbours, which makes unpacking strided; here a code's bits are split into planes of 4, 2 and 1
 bits (7 = 4 + 2 + 1), and a byte of the 4-bit plane holds columns k and k + K/2. The size is that of the file: ``bits``
@@ -14,7 +14,11 @@ from torch import Tensor
 from .scratch import scratch
 
 #: plane widths a number of bits is made of, low bits first
-PLANES = {2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
+PLANES = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 7: (4, 2, 1)}
+
+with torch.inference_mode(False):
+    _SHIFTS = {w: torch.arange(0, 8, w, dtype=torch.uint8, device="cpu").view(-1, 1) for w in (1, 2, 4)}
+    _MASKS = {w: torch.tensor((1 << w) - 1, dtype=torch.uint8, device="cpu") for w in (1, 2, 4)}
 
 
 def packed_bytes(k: int, bits: int) -> int:
@@ -50,13 +54,13 @@ def unpack_planes(packed: Tensor, bits: int, out: Tensor) -> None:
         size = padded // per_byte
         stored = packed[:, start : start + size]
         target = out if shift == 0 else scratch("plane", (rows, padded), torch.uint8)
-        for i in range(per_byte):
-            part = target[:, i * size : (i + 1) * size]
-            if i == per_byte - 1:
-                torch.bitwise_right_shift(stored, i * width, out=part)
-                continue
-            source = stored if i == 0 else torch.bitwise_right_shift(stored, i * width, out=part)
-            torch.bitwise_and(source, (1 << width) - 1, out=part)
+        if width == 4:
+            torch.bitwise_and(stored, _MASKS[4], out=target[:, :size])
+            torch.bitwise_right_shift(stored, _SHIFTS[4][1], out=target[:, size:])
+        else:
+            # one call for all: of the narrow parts of a few hundred rows each would cost more than what it does
+            torch.bitwise_right_shift(stored.unsqueeze(1), _SHIFTS[width], out=target.view(rows, per_byte, size))
+            target.bitwise_and_(_MASKS[width])
         if shift:
             out |= target.bitwise_left_shift_(shift)
         start, shift = start + size, shift + width

@@ -8,10 +8,14 @@ import torch
 from torch import Tensor
 
 from .bitplanes import unpack_planes
-from .float8 import FP8_FACTOR, decode_fp8
+from .float8 import FP8_SCALE, decode_fp8
+from .microfloat_planes import FP4, FP6, SMALL_SCALE, decode_floats, padded_columns
+from .scales import scales_to_float
 from .scratch import chunk_rows, scratch
 
 FP8 = 0
+#: what decoded floats must be multiplied with
+_FACTORS = {FP8: FP8_SCALE, FP4: SMALL_SCALE, FP6: SMALL_SCALE}
 
 
 def chunked_mm(
@@ -26,10 +30,14 @@ def chunked_mm(
 ) -> Tensor:
     """x [M, K] times the transpose of the weight [N, K] = (codes - zero) * scale; the result is fp32 [M, N].
 
-    The product is taken in x's dtype, fp32 or bf16. ``codes``: uint8 bit planes of 2..7 ``bits``, int8 (8), or int8
-    views of float8 (``FP8``). ``scale`` and int8 ``zero``: [ceil(N/block_rows), ceil(K/block_columns)], or one a group
-    where ``columns`` [K] names each column's group; ``scale=None``: the caller multiplies rows of the result.
+    The product is taken in x's dtype, fp32 or bf16. ``codes``: uint8 bit planes of 1..7 ``bits``, int8 (8), int8 views
+    of float8 (``FP8``), or int16 planes of fp4 and fp6 (``FP4``, ``FP6``). ``scale`` (floats, float8_e4m3fn, or uint8
+    exponents) and int8 ``zero``: [ceil(N/block_rows), ceil(K/block_columns)], or one a group where ``columns`` [K]
+    names each column's group; ``scale=None``: the caller multiplies rows of the result.
     """
+    if bits in _FACTORS:
+        # before the product and not after it: products of the smallest scales stay normal numbers
+        x = x * _FACTORS[bits]
     n, k = codes.shape[0], x.shape[1]
     y = torch.empty(x.shape[0], n, dtype=x.dtype, device="cpu")
     for start in range(0, n, step := chunk_rows(k)):
@@ -37,7 +45,7 @@ def chunked_mm(
         blocks = _Blocks(start, stop, k, block_rows, block_columns, columns)
         weight = _decode(codes if stop - start == n else codes[start:stop], blocks, zero, bits)
         if scale is not None:
-            blocks.apply(weight, blocks.rows_of(scale).float(), torch.mul)
+            blocks.apply(weight, scales_to_float(blocks.rows_of(scale)), torch.mul)
         if x.dtype != torch.float32:
             weight = scratch("narrow", (stop - start, k), x.dtype).copy_(weight)
         # the out= forms are not touched by autocast, which would cast the operands
@@ -45,17 +53,20 @@ def chunked_mm(
             torch.mv(weight, x.reshape(-1), out=y.reshape(-1)[start:stop])
         else:
             torch.mm(x, weight.t(), out=y[:, start:stop])
-    y = y.float()
-    return y.mul_(FP8_FACTOR) if bits == FP8 else y
+    return y.float()
 
 
 def _decode(codes: Tensor, blocks: _Blocks, zero: Tensor | None, bits: int) -> Tensor:
-    """codes - zero of some rows, fp32 in scratch; float8 values come out divided by ``FP8_FACTOR``."""
+    """codes - zero of some rows, fp32 in scratch; floats come out divided by their factor."""
     rows, k = blocks.stop - blocks.start, blocks.k
     weight = scratch("weight", (rows, k), torch.float32)
     if bits == FP8:
         decode_fp8(codes, scratch("halves", (rows, k), torch.int16), weight)
         return weight
+    if bits in (FP4, FP6):
+        halves = scratch("halves", (rows, padded_columns(k, bits)), torch.int16)
+        decode_floats(codes, bits, halves)
+        return weight.copy_(halves.view(torch.float16)[:, :k])
     if bits == 8:
         weight.copy_(codes)
         if zero is not None:

@@ -18,7 +18,6 @@ _KEEP = ~(1 << 14)
 # as tensors, because wrapping a Python number in each call costs more than shifting a few hundred rows
 with torch.inference_mode(False):
     _SHIFT = torch.tensor(7, dtype=torch.int16, device="cpu")
-    FP8_FACTOR = torch.tensor(FP8_SCALE, device="cpu")
     _MASK = torch.tensor(_KEEP, dtype=torch.int16, device="cpu")
 
 

@@ -1,9 +1,9 @@
 """``cpu/int4_torch``: 2- to 4-bit weights through torch's int4 op, w = (u - 8) * scale + zero.
 
 Codes of fewer than 4 bits fit the 16 values. The op takes groups of 32, 64, 128 or 256 columns: other multiples of 32
-and whole rows are cut into such groups by repeating scales. Int8 activations go in as codes, exact in bf16, and are
-scaled afterwards. Activation ordering sorts the columns by group once, and x in each call; groups of unequal size are
-filled up with columns that meet a zero in x.
+and whole rows are cut into such groups by repeating scales. Int4, int8 and float8 activations go in as codes, exact in
+bf16, and are scaled afterwards. Activation ordering sorts the columns by group once, and x in each call; groups of
+unequal size are filled up with columns that meet a zero in x.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from torch import Tensor
 from ...registry.facts import KernelSpec
 from ...registry.operands import Operands
 from . import int4_layout
-from .activations import quantize_int
+from .activations import seen_inputs
 from .linear import CpuLinear
+from .ops import int4_rows
 
 #: columns a group of the op may have, best first: larger groups mean fewer scales
 GROUPS = (256, 128, 64, 32)
@@ -56,12 +57,24 @@ class Int4Linear(CpuLinear):
         return state
 
     def unpack(self, state: Mapping[str, Tensor]) -> Operands:
-        codes = int4_layout.unpack(state["packed"]).sub_(8).view(torch.int8)
+        return self._operands(int4_layout.unpack(state["packed"]), state)
+
+    def rows(self, index: Tensor, state: Mapping[str, Tensor]) -> Operands:
+        """The layer with only the rows ``index`` [R] of its N, for an embedding that shares the weight."""
+        chosen = dict(state)
+        chosen["scale_zero"] = state["scale_zero"].index_select(1, index)
+        for name in ("scale", "zero_point"):
+            if name in state and state[name].shape[0] == self.n:
+                chosen[name] = state[name].index_select(0, index)
+        return self._operands(int4_rows(index, state["packed"]), chosen)
+
+    def _operands(self, values: Tensor, state: Mapping[str, Tensor]) -> Operands:
+        codes = values.sub_(8).view(torch.int8)
         columns, g_idx = state.get("columns"), state.get("g_idx")
         groups = codes.shape[1] // self.width
         if columns is not None and g_idx is not None:
             real = columns < self.k
-            restored = torch.empty(self.n, self.k, dtype=torch.int8, device="cpu")
+            restored = torch.empty(codes.shape[0], self.k, dtype=torch.int8, device="cpu")
             restored[:, columns[real].to(torch.long)] = codes[:, real]
             codes, groups = restored, self.k // self.width
         pairs = state["scale_zero"]
@@ -84,10 +97,9 @@ class Int4Linear(CpuLinear):
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         if self.inputs is None:
             return self._multiply(rows, state)
-        codes, scale, zero = quantize_int(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
-        if zero is not None:
-            codes = codes - zero
-        return self._multiply(codes.bfloat16(), state) * scale
+        codes, scale = seen_inputs(rows, self.inputs, state.get("input_scale"), state.get("input_zero_point"))
+        y = self._multiply(codes.bfloat16(), state)
+        return y if scale is None else y * scale
 
     def _multiply(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         columns, scale_zero = state.get("columns"), state["scale_zero"]

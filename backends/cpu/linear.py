@@ -8,13 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...numerics.activations import quantize_outputs
 from ...registry.errors import QuantDispatchError
 from ...registry.facts import KernelSpec
 from ...registry.operands import Operands
 
 #: prefix under which stored tensors without a meaning to the kernel are carried along
 EXTRA = "extra_"
-_KEPT = ("input_scale", "input_zero_point", "bias")
+_KEPT = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "output_zero_point", "bias")
 
 
 class CpuLinear:
@@ -25,14 +26,14 @@ class CpuLinear:
             raise ValueError(f"a kernel is bound to a layer of known shape, not {spec}")
         self.spec = spec
         self.n, self.k = spec.n, spec.k
-        self.weights, self.inputs = spec.weights, spec.inputs
+        self.weights, self.inputs, self.outputs = spec.weights, spec.inputs, spec.outputs
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         raise QuantDispatchError(f"{type(self).__name__} computes nothing by itself")
 
     def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """x [..., K] to [..., N] in x's dtype, bias added.
+        """x [..., K] to [..., N] in x's dtype, bias added and outputs quantized.
 
         For inference: raises ``QuantDispatchError`` where a gradient would have to flow through, and for a dtype,
         device or K that this kernel was not bound for.
@@ -45,6 +46,8 @@ class CpuLinear:
         bias = state.get("bias")
         if bias is not None:
             y = y.float() + bias
+        if self.outputs is not None:
+            y = quantize_outputs(y.float(), self.outputs, state.get("output_scale"), state.get("output_zero_point"))
         if y.dtype != x.dtype:
             # bfloat16() rather than to(dtype): at one token the difference of 5 microseconds shows
             y = y.bfloat16() if x.dtype == torch.bfloat16 else y.to(x.dtype)

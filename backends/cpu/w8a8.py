@@ -1,4 +1,4 @@
-"""``cpu/w8a8_onednn``, ``cpu/w7a8_onednn`` and ``cpu/w8a8_torch``: int8 activations times integer weights.
+"""``cpu/w8a8_onednn``, ``cpu/w7a8_onednn`` and ``cpu/w8a8_torch``: int4 and int8 activations times integer weights.
 
 x ~ sx (q - zx) and W ~ sw (c - zw), one sx a token or in all, one sw a row or in all; so
 y = sx sw (sum (q - zx) c - zw sum (q - zx)), and q c is a product of integers. The three differ in how they take it.
@@ -31,7 +31,9 @@ class W8A8Linear(CpuLinear):
         super().__init__(spec)  # type: ignore[arg-type]
         assert self.inputs is not None
         # Outside of these the op crashes, or would round an fp32 result to bf16.
-        self.few = FEW_ROWS if self.dtype == torch.bfloat16 and self.k % 16 == 0 and self.weights.symmetric else 0
+        fits = self.dtype == torch.bfloat16 and self.k % 16 == 0 and self.weights.symmetric
+        # And what the op rounds to bf16 may fall into another step of quantized outputs.
+        self.few = FEW_ROWS if fits and self.outputs is None else 0
 
         shared = self.inputs.dynamic and self.inputs.symmetric and self.weights.strategy == "channel"
         self.quick = self.few * self.k if shared else 0

@@ -15,6 +15,8 @@ from quantdispatch.registry.lazy import load_target
 
 KERNELS = {kernel.name: kernel for kernel in kernels()}
 TOKEN = QuantArgs(strategy="token", dynamic=True)
+NV = QuantArgs(type="float", num_bits=4, strategy="tensor_group", group_size=16)
+MXFP6 = QuantArgs(type="float", num_bits=6, group_size=32, scale_dtype="uint8")
 CASES = [
     ("cpu/int4_torch", QuantArgs(num_bits=4, group_size=32, symmetric=False), None),
     ("cpu/int4_torch", QuantArgs(num_bits=4, group_size=32, actorder="group"), TOKEN),
@@ -33,6 +35,10 @@ CASES = [
         QuantArgs(type="float", strategy="block", block_structure=(16, 32)),
         QuantArgs(type="float", strategy="group", group_size=128, dynamic=True),
     ),
+    ("cpu/dequant", QuantArgs(num_bits=4, group_size=16), QuantArgs(strategy="group", group_size=16, dynamic=True)),
+    ("cpu/microfloat", NV, None),
+    ("cpu/microfloat", NV, NV.model_copy(update={"dynamic": "local"})),
+    ("cpu/microfloat", MXFP6, MXFP6.model_copy(update={"dynamic": True, "num_bits": 8})),
 ]
 
 

@@ -32,38 +32,64 @@ FP8 = fp8(strategy="channel")
 TOKEN, STATIC = args(strategy="token", dynamic=True), args(strategy="tensor")
 MX = {"strategy": "group", "group_size": 32, "scale_dtype": "uint8"}
 
+NV = {"num_bits": 4, "strategy": "tensor_group", "group_size": 16}
+
 #: (weights, inputs, outputs): none of it is on the CPU backend's list, each next to something that is
 OTHERS = {
-    "single bits": (args(num_bits=1, strategy="channel"), None, None),
-    "single bits in groups": (args(num_bits=1, strategy="group", group_size=32), None, None),
-    "single bits, int8 inputs": (args(num_bits=1, strategy="channel"), TOKEN, None),
-    "integer blocks": (args(num_bits=4, strategy="block", block_structure=[32, 32]), None, None),
-    "int8 blocks, int8 inputs": (args(num_bits=8, strategy="block", block_structure=[128, 128]), TOKEN, None),
-    "int4 inputs": (INT4, args(num_bits=4, strategy="token", dynamic=True), None),
-    "static int4 inputs": (INT8, args(num_bits=4, strategy="tensor"), None),
-    "int4 inputs in groups": (INT4, args(num_bits=4, strategy="group", group_size=32, dynamic=True), None),
-    "int8 inputs in groups": (INT8, args(strategy="group", group_size=32, dynamic=True), None),
-    "int8 inputs in groups of int4": (INT4, args(strategy="group", group_size=32, dynamic=True), None),
-    "int8 outputs": (INT8, STATIC, STATIC),
-    "int8 outputs of int4": (INT4, STATIC, STATIC),
-    "int8 outputs alone": (INT8, None, STATIC),
-    "fp8 inputs of int4": (INT4, fp8(strategy="token", dynamic=True), None),
-    "static fp8 inputs of int8": (INT8, fp8(strategy="tensor"), None),
+    "int8 outputs that are dynamic": (INT8, STATIC, args(strategy="tensor", dynamic=True)),
     "int8 inputs of fp8": (FP8, TOKEN, None),
-    "fp8 groups": (fp8(strategy="group", group_size=64), None, None),
-    "fp8 groups, fp8 inputs": (fp8(strategy="group", group_size=128), fp8(strategy="token", dynamic=True), None),
-    "mxfp8": (fp8(**MX), None, None),
-    "mxfp8, mxfp8 inputs": (fp8(**MX), fp8(**MX, dynamic=True), None),
-    "fp8, mxfp8 inputs": (FP8, fp8(**MX, dynamic=True), None),
+    "int8 outputs of fp8": (FP8, fp8(strategy="tensor"), STATIC),
+    "mxfp8 inputs of fp8": (FP8, fp8(**MX, dynamic=True), None),
+    "mxfp4 inputs of int4": (INT4, fp8(num_bits=4, **MX, dynamic=True), None),
+    "mxfp8 inputs of int4": (INT4, fp8(**MX, dynamic=True), None),
+    "nvfp4 inputs of mxfp4": (fp8(num_bits=4, **MX), fp8(**NV, dynamic="local"), None),
+    "mxfp4 inputs of nvfp4": (fp8(**NV), fp8(num_bits=4, **MX, dynamic=True), None),
+    "fp8 token inputs of mxfp8": (fp8(**MX), fp8(strategy="token", dynamic=True), None),
+    "static fp8 inputs of mxfp4": (fp8(num_bits=4, **MX), fp8(strategy="tensor"), None),
+    "int8 inputs of mxfp4": (fp8(num_bits=4, **MX), TOKEN, None),
+    "outputs of mxfp4": (fp8(num_bits=4, **MX), None, STATIC),
+    "fp4 in groups of 64": (fp8(num_bits=4, strategy="group", group_size=64), None, None),
+    "fp4 with float scales": (fp8(num_bits=4, strategy="group", group_size=32, scale_dtype="bfloat16"), None, None),
+    "nvfp4 in groups of 32": (fp8(num_bits=4, strategy="tensor_group", group_size=32), None, None),
+    "fp8 in groups of 32, who knows which scales": (fp8(strategy="group", group_size=32), None, None),
     "fp8 blocks with exponents": (fp8(strategy="block", block_structure=[128, 128], scale_dtype="uint8"), None, None),
     "int8 with exponents": (args(strategy="channel", scale_dtype="uint8"), None, None),
-    "mxfp4": (fp8(num_bits=4, **MX), None, None),
-    "mxfp6": (fp8(num_bits=6, **MX), None, None),
-    "nvfp4": (fp8(num_bits=4, strategy="tensor_group", group_size=16), None, None),
     "asymmetric fp8": (fp8(strategy="channel", symmetric=False), None, None),
+    "asymmetric mxfp4": (fp8(num_bits=4, symmetric=False, **MX), None, None),
     "dynamic weights": (args(num_bits=8, strategy="tensor", dynamic=True), None, None),
+    "int9": (args(num_bits=9, strategy="channel"), None, None),
+    "int1 inputs": (INT8, args(num_bits=1, strategy="token", dynamic=True), None),
     "fp8 outputs": (INT4, None, fp8(strategy="tensor")),
 }
+
+#: (scheme, weights, inputs, outputs, first kernel): of those that once had none
+SERVED = [
+    ("wNa16_int", args(num_bits=1, strategy="group", group_size=32), None, None, "cpu/dequant"),
+    ("wNa16_int", args(num_bits=4, strategy="block", block_structure=[32, 32]), None, None, "cpu/dequant"),
+    ("wNa4_int", INT4, args(num_bits=4, strategy="token", dynamic=True), None, "cpu/int4_torch"),
+    ("wNa4_int", INT8, args(num_bits=4, strategy="tensor"), None, "cpu/w8a8_onednn"),
+    ("wNa8_int", INT4, args(strategy="group", group_size=32, dynamic=True), None, "cpu/dequant"),
+    ("wNa8o8_int", INT8, STATIC, STATIC, "cpu/w8a8_onednn"),
+    ("wNa8o8_int", INT4, STATIC, STATIC, "cpu/dequant"),
+    ("w4a8_fp8", INT4, fp8(strategy="token", dynamic=True), None, "cpu/int4_torch"),
+    ("w8a16_fp8", fp8(strategy="group", group_size=32), None, None, "cpu/dequant"),
+    ("w8a8_fp8", fp8(strategy="group", group_size=128), fp8(strategy="token", dynamic=True), None, "cpu/dequant"),
+    ("w8a16_mxfp8", fp8(strategy="group", group_size=32), None, None, "cpu/microfloat"),
+    ("w8a8_mxfp8", fp8(**MX), fp8(**MX, dynamic=True), None, "cpu/microfloat"),
+    ("w4a16_mxfp4", fp8(num_bits=4, strategy="group", group_size=32), None, None, "cpu/microfloat"),
+    ("w4a8_mxfp4", fp8(num_bits=4, **MX), fp8(strategy="group", group_size=128, dynamic=True), None, "cpu/microfloat"),
+    ("w6a16_mxfp6", fp8(num_bits=6, **MX), None, None, "cpu/microfloat"),
+    ("w4a16_nvfp4", fp8(**NV), None, None, "cpu/microfloat"),
+    ("w4a4_nvfp4", fp8(**NV), fp8(**NV, dynamic="local"), None, "cpu/microfloat"),
+]
+
+
+@pytest.mark.parametrize(("scheme", "weights", "inputs", "outputs", "first"), SERVED)
+def test_what_is_served_by_which_kernel(
+    scheme: str, weights: QuantArgs, inputs: QuantArgs | None, outputs: QuantArgs | None, first: str
+) -> None:
+    choice = select(spec(weights, inputs, outputs, scheme=scheme), FACTS, KERNELS)
+    assert choice.kernel is not None and choice.kernel.name == first
 
 
 def spec(weights: QuantArgs | None, inputs: QuantArgs | None, outputs: QuantArgs | None, **changes: Any) -> KernelSpec:

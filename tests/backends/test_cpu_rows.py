@@ -60,4 +60,4 @@ def test_rows_of_an_unknown_layout(layers, monkeypatch: pytest.MonkeyPatch) -> N
     values = torch.randint(0, 16, (48, 64), dtype=torch.uint8)
     packed, index = int4_layout.pack(values), torch.tensor([47, 3, 3])
     monkeypatch.setattr(int4_layout, "block_size", lambda: None)
-    assert torch.equal(int4_layout.rows(packed, index), values[index])
+    assert torch.equal(int4_layout.rows(index, packed), values[index])
