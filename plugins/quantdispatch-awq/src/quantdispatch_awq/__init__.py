@@ -42,6 +42,7 @@ def quantdispatch_rules() -> Iterator[Rule]:
 @hookimpl
 def quantdispatch_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     method = config.get("quant_method")
+    method = method.strip().lower() if isinstance(method, str) else None
     if method not in ("awq", "gptq"):
         return None
     from .translation import translate_awq, translate_gptq  # only a file of theirs needs it
