@@ -98,9 +98,11 @@ def infer_format(module: Module, group: ConfigGroup, path: str) -> str:
     found = None if weights is None else _stored_format(weights, tensors)
     if found is None:
         where = f"{path + '.' if path else ''}config_groups.{group.name}.format"
-        seen = _with_dtypes(sorted(tensors), tensors) if tensors else "no tensors"
+        told = (
+            f"{_with_dtypes(sorted(tensors), tensors)} do not tell it" if tensors else "there are no tensors to tell it"
+        )
         raise ConfigError(
-            f"the config names no format for group {group.name}, and {seen} do not tell it", layer=module.name,
+            f"the config names no format for group {group.name}, and {told}", layer=module.name,
             field=where, required="a format, e.g. 'pack-quantized'",
             remedy="add the format to the group, or give the folder with the weights",
         )  # fmt: skip

@@ -188,7 +188,12 @@ def quantized_names(tensors: Mapping[str, Described], more: Container[str] = ())
 
 def config_parts(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """A config.json and the configs of its parts, the language model's first."""
-    nested = [v for k, v in config.items() if k.endswith("_config") and isinstance(v, Mapping) and "quant" not in k]
+    # a dict given to plan() may have keys that no JSON has
+    nested = [
+        part
+        for key, part in config.items()
+        if isinstance(key, str) and key.endswith("_config") and "quant" not in key and isinstance(part, Mapping)
+    ]
     return [*sorted(nested, key=lambda part: "vocab_size" not in part), config]
 
 

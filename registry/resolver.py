@@ -131,6 +131,7 @@ class Resolver:
             else:
                 result.group = group.name
                 result.weights, result.inputs, result.outputs = group.weights, group.inputs, group.outputs
+                result.format = None  # until it is known
                 result.format = self._format(module, group, assignment.target)
             facts = LayerFacts(result.kind, result.format, result.weights, result.inputs, result.outputs)
             if group is None and module.kind == "attention":  # nothing of it is quantized, but it is transformed
