@@ -7,6 +7,8 @@ import time
 
 from .errors import ConfigError
 
+#: what a name more may take: a look-around of the usual kind needs a few microseconds, and models have many names
+_NAME_S, _NAMES_S = 12e-6, 0.6
 _SETTLED_S = 0.02  # seconds of the wall clock after which the clock of the CPU is asked, which is slow
 
 
@@ -16,15 +18,19 @@ class PatternBudget:
     ``total_s`` bounds the sum of compiling and matching; ``per_match_s`` bounds a single match. Threads may share it.
     """
 
-    __slots__ = ("_cpu_s", "_lock", "pending_s", "per_match_s", "spent_s", "total_s")
+    __slots__ = ("_base_s", "_cpu_s", "_lock", "pending_s", "per_match_s", "spent_s", "total_s")
 
     def __init__(self, total_s: float = 1.0, per_match_s: float = 0.05) -> None:
-        self.total_s = total_s
+        self.total_s = self._base_s = total_s
         self.per_match_s = per_match_s
         self.spent_s = 0.0
         self.pending_s = 0.0  # of the wall clock, not yet charged
         self._cpu_s = time.process_time()
         self._lock = threading.Lock()
+
+    def widen(self, names: int) -> None:
+        """Allow more when there are many names, but never so much that a hostile config could take seconds."""
+        self.total_s = max(self.total_s, self._base_s + min(names * _NAME_S, _NAMES_S))
 
     def limit(self) -> float:
         """Seconds that the next match may take; never 0, which some engines read as "no limit"."""

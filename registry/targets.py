@@ -159,6 +159,7 @@ class TargetIndex:
 
         Every target and ignore entry that hits counts as matched.
         """
+        self._budget.widen(len(names))
         found = self._scanner.scan_many(names) if self._scanner is not None else ((),) * len(names)
         answers: list[TargetAnswer] = []
         last: Sequence[str] | None = None
