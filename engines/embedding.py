@@ -63,6 +63,10 @@ class QuantEmbedding(PackedLayer):
         self.padding_idx = plain.padding_idx
         # no child: nothing of it is stored or moved
         object.__setattr__(self, "original", plain)
+        # found here and not in forward, where torch.compile would have to trace an import
+        weights = scheme.layer.weights
+        rows = replace(scheme.layer, weights=None if weights is None else row_args(weights))
+        self._row_numerics = cast(Numerics, load_target(scheme.numerics)(rows))
 
     # -- running
 
@@ -79,7 +83,7 @@ class QuantEmbedding(PackedLayer):
         if index.numel() == 0:
             return torch.empty(*index.shape, self.embedding_dim, dtype=self.dtype, device=self.device)
         operands: Operands = self._impl.rows(index.reshape(-1), self._buffers)  # type: ignore[union-attr]
-        weight: Tensor = self._row_numerics().dequantize(operands).to(self.dtype)
+        weight: Tensor = self._row_numerics.dequantize(operands).to(self.dtype)
         return weight.reshape(*index.shape, self.embedding_dim)
 
     def project(self, x: Tensor) -> Tensor:
@@ -151,11 +155,6 @@ class QuantEmbedding(PackedLayer):
             if hasattr(load_target(kernel.target), "rows"):
                 return kernel, linear
         return super()._choose(replace(spec, op="embedding", kind="embedding"), device)
-
-    def _row_numerics(self) -> Numerics:
-        layer = self.scheme.layer
-        assert layer.weights is not None
-        return cast(Numerics, load_target(self.scheme.numerics)(replace(layer, weights=row_args(layer.weights))))
 
 
 class TiedHead(nn.Module):

@@ -106,7 +106,7 @@ def _unpack_dense(words: Tensor, bits: int, size: int) -> Tensor:
         value = stored[:, :, byte] >> shift
         if shift + bits > 8:
             value |= stored[:, :, byte + 1] << (8 - shift)
-        torch.bitwise_and(value, mask, out=out[:, :, i])
+        out[:, :, i] = value.bitwise_and_(mask)
     return out.view(rows, octets * 8)[:, :size].contiguous()
 
 

@@ -37,7 +37,7 @@ def unpack(packed: Tensor) -> Tensor:
     return out
 
 
-def rows(packed: Tensor, index: Tensor) -> Tensor:
+def rows(index: Tensor, packed: Tensor) -> Tensor:
     """Rows ``index`` [R], any order, of what :func:`unpack` gives: only the blocks that hold them are unpacked.
 
     Raises ``IndexError`` for a row below 0 or beyond the last."""

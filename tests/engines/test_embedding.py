@@ -274,6 +274,16 @@ def test_plain_from_pretrained(call: dict[str, Any], head: str, checkpoint: Chec
     model.tie_weights()  # somebody may call it again: there is nothing to share
 
 
+@pytest.mark.parametrize(("args", "head"), [("int4 g32 asymmetric", "tied"), ("int3 channel", "dense")])
+def test_no_graph_break(args: str, head: str, checkpoint: Checkpoint) -> None:
+    model = qd.load(checkpoint(args, head))
+    torch._dynamo.reset()
+    for module, x in ((model.model.embed_tokens, IDS), (model.lm_head, torch.randn(2, 3, H).bfloat16())):
+        compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+        with torch.no_grad():
+            assert torch.equal(compiled(x), module(x))
+
+
 def test_generating_with_a_tied_head(checkpoint: Checkpoint) -> None:
     folder = checkpoint("int4 g32")
     model, truth = qd.load(folder, dtype=torch.float32), decompressed(folder, torch.float32, True)

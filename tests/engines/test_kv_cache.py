@@ -313,6 +313,15 @@ def test_saving_copying_and_moving(kind: str, strategy: str, checkpoint: Make, t
 
 
 @torch.no_grad()
+def test_no_graph_break(checkpoint: Make) -> None:
+    folder, expected = checkpoint("attention")
+    torch._dynamo.reset()
+    compiled = torch.compile(qd.load(folder, dtype=torch.float32), backend="eager", fullgraph=True)
+    for use_cache in (True, False):
+        assert close(compiled(IDS, use_cache=use_cache).logits, expected)
+
+
+@torch.no_grad()
 def test_plain_from_pretrained(checkpoint: Make) -> None:
     folder, expected = checkpoint("attention")
     with qdt.enable():

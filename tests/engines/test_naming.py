@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ transformers = pytest.importorskip("transformers", reason="names are transformer
 import quantdispatch as qd  # noqa: E402
 from quantdispatch.engines.modules import QuantLinear  # noqa: E402
 from quantdispatch.engines.transformers.naming import RuntimeNames, plain_linear  # noqa: E402
+from quantdispatch.engines.transformers.routed import Place, find_place  # noqa: E402
 
 SIZES = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 64,
@@ -62,17 +64,48 @@ def test_modules_are_found_under_their_run_time_names(build: Any, stored: str, r
     assert names.module(stored) == runtime
 
 
-def test_a_module_that_transformers_merges_is_refused_by_name() -> None:
+def test_a_routed_expert_is_found_in_its_stack() -> None:
     with torch.device("meta"):
         names = RuntimeNames(
             transformers.MixtralForCausalLM(
                 transformers.MixtralConfig(**SIZES, num_local_experts=2, num_experts_per_tok=1)
             )
         )
-    expert = "model.layers.0.block_sparse_moe.experts.0.w1"
-    with pytest.raises(qd.CheckpointError, match="merges") as caught:
-        names.module(expert)
-    assert caught.value.layer == expert
+    place = names.module("model.layers.0.block_sparse_moe.experts.1.w3")
+    assert place == Place("model.layers.0.mlp.experts", "gate_up_proj", 1, 1, "w3")
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("model.layers.0.self_attn.q_proj", ["Concatenate"]),
+        ("model.layers.0.mlp.experts.1.w3", ["Concatenate"]),
+        ("model.layers.0.mlp.experts.1.w3", ["MergeModulelist", "Transpose"]),
+    ],
+)
+def test_a_module_that_transformers_merges_otherwise_is_refused_by_name(name: str, operations: list[str]) -> None:
+    converter = SimpleNamespace(
+        source_patterns=["pattern"], operations=[type(kind, (), {"dim": 1})() for kind in operations]
+    )
+    with pytest.raises(qd.CheckpointError, match="which packed weights cannot be") as caught:
+        find_place(name, "model.layers.0.mlp.experts.gate_up_proj", "pattern", [converter])
+    assert caught.value.layer == name
+
+
+@pytest.mark.parametrize(
+    ("build", "stored", "runtime"),
+    [
+        (llama, "model.layers.0.self_attn", "model.layers.0.self_attn"),
+        (llama, "layers.0.self_attn", "model.layers.0.self_attn"),
+        (llama, "model.layers.7.self_attn", None),
+        (lambda: llama(transformers.LlamaModel), "model.layers.0.self_attn", "layers.0.self_attn"),
+        (llava, "language_model.model.layers.0.self_attn", "model.language_model.layers.0.self_attn"),
+    ],
+)
+def test_attention_is_found_though_it_has_no_weight(build: Any, stored: str, runtime: str | None) -> None:
+    with torch.device("meta"):
+        names = RuntimeNames(build())
+    assert names.container(stored) == runtime
 
 
 class Scaled(nn.Linear):
