@@ -189,7 +189,10 @@ def _run(given: list[str]) -> int:
             return 141
         except SystemExit as stop:  # what click makes of a pipe that nobody reads any more
             _forget_output()
-            return 141 if isinstance(stop.__context__, BrokenPipeError) else int(stop.code or 0)
+            if isinstance(stop.__context__, BrokenPipeError):
+                return 141
+            code = stop.code or 0
+            return code if isinstance(code, int) else _fail(f"unexpected end: {code}", 2)
         except (KeyboardInterrupt, typer.Abort):
             return _fail("interrupted", 130)
         except Exception as error:

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..registry.analysis.choice import DEVICES, Choice
-from ..registry.analysis.coverage import DTYPE, Share, coverage, written_format
+from ..registry.analysis.choice import DEVICES, DTYPE, Choice
+from ..registry.analysis.coverage import Share, coverage, written_format
 from ..registry.analysis.findings import words
 from ..registry.config_reading import Notes, read_args
 from ..registry.facts import LayerFacts
@@ -44,13 +44,11 @@ def covers(registry: Registry) -> Iterator[Cover]:
             if rule is None:
                 yield Cover(name, kind, form, None, None, (None,) * len(DEVICES))
                 continue
-            scheme = registry.scheme_class(rule)(facts)
+            scheme, chosen = choice.of_rule(rule, facts)
+            kernels = tuple(kernel.name if kernel is not None else None for kernel in chosen.values())
             if weights is None:
-                kernels: tuple[str | None, ...] = ("torch",) * len(DEVICES)
-            else:
-                chosen = choice.kernels(scheme.kernel_spec(None, DTYPE))
-                kernels = tuple(kernel.name if kernel is not None else None for kernel in chosen.values())
-            yield Cover(name, kind, form, rule.name, scheme.name, kernels)
+                kernels = ("torch",) * len(DEVICES)
+            yield Cover(name, kind, form, rule.name, scheme, kernels)
 
 
 def show_coverage(registry: Registry, output: Output) -> None:

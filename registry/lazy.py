@@ -13,7 +13,8 @@ def load_target(target: str) -> Any:
     module_name, _, attribute = target.partition(":")
     try:
         return getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except (Exception, SystemExit) as error:  # a stranger's module may raise anything, and may end the process
+        reason = error if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise PluginError(
-            f"cannot import {target}: {error}", field=target, remedy="see `quantdispatch doctor`"
+            f"cannot import {target}: {reason}", field=target, remedy="see `quantdispatch doctor`"
         ) from error

@@ -9,18 +9,21 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pluggy
 
 from . import hookspecs
-from .errors import PluginError
+from .errors import PluginError, QuantDispatchError
 from .kernels import Backend, Kernel
 from .rules.rule import Rule
 
 ENTRY_POINTS = "quantdispatch"
+#: the distribution of what is built in
+OWN = "quantdispatch"
 T = TypeVar("T")
 
 
@@ -78,7 +81,7 @@ def collect(source: Source) -> Collected:
     status = PluginStatus(source.name, source.distribution, source.version)
     try:
         return _collect(source, status)
-    except Exception as error:  # whatever a stranger's module raises must not touch anyone else
+    except (Exception, SystemExit) as error:  # whatever a stranger's module raises must not touch anyone else
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
         if os.environ.get("QUANTDISPATCH_STRICT") == "1":
@@ -127,6 +130,25 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
         status, rules=tuple(r.name for r in found.rules), kernels=tuple(k.name for k in found.kernels)
     )
     return found
+
+
+@contextmanager
+def blamed(rule: Rule, layer: str | None = None) -> Iterator[None]:
+    """Whatever the scheme of a plugin's rule raises that is no error of ours, as a ``PluginError`` that names both, and
+    every ``PluginError`` with the layer."""
+    try:
+        yield
+    except QuantDispatchError as error:
+        if isinstance(error, PluginError) and error.layer is None:
+            error.layer = layer
+        raise
+    except (Exception, SystemExit) as error:
+        if rule.distribution == OWN:
+            raise
+        raise PluginError(
+            f"the scheme {rule.scheme} of rule {rule.name} fails: {type(error).__name__}: {error}", layer=layer,
+            remedy=f"report it to the authors of {rule.distribution}",
+        ) from error  # fmt: skip
 
 
 def _items(results: list[Iterable[T]], kind: type[T], what: str) -> list[T]:

@@ -14,13 +14,12 @@ from .errors import PluginError, QuantDispatchError
 from .facts import KernelSpec, LayerFacts
 from .kernels import BACKEND_RANKS, Kernel, Selection, ordered, select
 from .lazy import load_target
-from .plugins import Collected, PluginStatus, Source, collect, installed_plugins
+from .plugins import OWN, Collected, PluginStatus, Source, collect, installed_plugins
 from .rules import Rule, builtin_rules
-from .scheme import Scheme
+from .scheme import Scheme, scheme_fault
 from .settlement import DISABLING, RegistryProblem, settle
 from .table import Decision, RuleCandidate, RuleTable
 
-OWN = "quantdispatch"
 BUILTIN_KERNELS = ("quantdispatch.backends.cpu:kernels", "quantdispatch.backends.reference:kernels")
 
 
@@ -62,9 +61,10 @@ class Registry:
         """The scheme class of a rule, imported now. Raises ``PluginError`` when it is not one."""
         if rule.scheme not in self._schemes:
             scheme = load_target(rule.scheme)
-            if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
+            reason = scheme_fault(scheme)
+            if reason is not None:
                 raise PluginError(
-                    f"rule {rule.name} of {rule.distribution} names {rule.scheme}, which is not a Scheme",
+                    f"rule {rule.name} of {rule.distribution} names {rule.scheme}, which is {reason}",
                     field="scheme",
                     observed=type(scheme).__name__,
                 )

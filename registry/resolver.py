@@ -19,8 +19,10 @@ from .families import Family, Modules
 from .known_plugins import known_plugin
 from .modules import CACHE_NAMES, Module, quantized_names
 from .peers.facts import Sight, sight_of
+from .plugins import blamed
 from .registry import Registry
 from .resolution import Resolution, Trace
+from .rules.rule import Rule
 from .scheme import LayerShape, Scheme, TensorInfo
 from .sharding import shard
 from .stored_tensors import TensorEntry
@@ -175,6 +177,13 @@ class Resolver:
         rule = result.rule = decision.rule
         if rule is None:
             raise self._no_scheme(facts, module.name, decision)
+        with blamed(rule, module.name):
+            self._fill_in(result, module, facts, group, rule)
+
+    def _fill_in(
+        self, result: Resolution, module: Module, facts: LayerFacts, group: ConfigGroup | None, rule: Rule
+    ) -> None:
+        registry = self._task.registry
         scheme = registry.scheme_class(rule)(facts, version=self._config.version)
         result.scheme, result.scheme_object = scheme.name, scheme
         if scheme.name != DENSE and self._config.translated_by is None:

@@ -56,6 +56,14 @@ class LayerShape:
     packing: str | None = None
 
 
+def scheme_fault(scheme: Any) -> str | None:
+    """What a rule's scheme is instead of a class of schemes that can be made, or ``None``."""
+    if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
+        return "not a subclass of Scheme"
+    missing = sorted(getattr(scheme, "__abstractmethods__", ()))
+    return f"a Scheme without {', '.join(missing)}" if missing else None
+
+
 class Scheme(ABC):
     """One layer's scheme, bound to its quant args. Subclasses are stateless beyond the arguments."""
 

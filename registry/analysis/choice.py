@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..environment import Environment
-from ..facts import KERNEL_FIELDS, KernelSpec
+from ..errors import PluginError
+from ..facts import KERNEL_FIELDS, KernelSpec, LayerFacts
 from ..kernels import Kernel
+from ..plugins import blamed
 from ..predicates import Box
+from ..rules.rule import Rule
 from ..values import ABSENT, UNKNOWN
 
 if TYPE_CHECKING:
     from ..registry import Registry
 
+DTYPE = "bfloat16"
 DEVICES = ("cpu", "cuda:sm75", "cuda:sm80", "cuda:sm89", "cuda:sm90", "cuda:sm100", "cuda:sm120", "rocm:gfx942")
 #: facts of a task; every other fact is the environment's, or the scheme's own
 _OF_TASKS = KERNEL_FIELDS - {"device", "arch", "threads"}
@@ -23,6 +27,7 @@ class Choice:
     """``Registry.select`` for :data:`DEVICES`, without probes and without a trace."""
 
     def __init__(self, registry: Registry) -> None:
+        self._registry = registry
         environments = {device: Environment.detect(device).facts for device in DEVICES}
         #: in rank order: a kernel, and of each of its boxes the task's part and the devices that pass the rest
         self._kernels: list[tuple[Kernel, list[tuple[Box, frozenset[str]]]]] = []
@@ -44,6 +49,16 @@ class Choice:
         if known is None:
             known = self._known[spec] = self._choose(spec)
         return known
+
+    def of_rule(self, rule: Rule, facts: LayerFacts) -> tuple[str, dict[str, Kernel | None]]:
+        """The name of a rule's scheme and the kernels for a layer. What the scheme of a plugin's rule cannot say, as it
+        cannot be imported or fails, is its target, and no kernel."""
+        try:
+            with blamed(rule):
+                scheme = self._registry.scheme_class(rule)(facts)
+                return scheme.name, self.kernels(scheme.kernel_spec(None, DTYPE))
+        except PluginError:
+            return rule.scheme, dict.fromkeys(DEVICES)
 
     def _choose(self, spec: KernelSpec) -> dict[str, Kernel | None]:
         chosen: dict[str, Kernel | None] = dict.fromkeys(DEVICES)

@@ -25,7 +25,6 @@ from .matrix import of_box
 from .paste import config_of
 from .sweep import Fuel
 
-DTYPE = "bfloat16"
 #: the values that are counted; of what is open the ones that configs have, and one that stands for the rest
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "num_bits": (4, 8, 2, 3, 5, 6, 7, 1, 16),
@@ -93,13 +92,13 @@ def coverage(registry: Registry) -> list[Share]:
     for index, row in enumerate(rows):
         share = Share(*row)
         for spot in judge.spots(len(rules) + index, Fuel(_FUEL)):
-            _add(share, spot, judge, registry, choice)
+            _add(share, spot, judge, choice)
         if share.layers:
             shares.append(share)
     return shares
 
 
-def _add(share: Share, spot: Spot, judge: Judge, registry: Registry, choice: Choice) -> None:
+def _add(share: Share, spot: Spot, judge: Judge, choice: Choice) -> None:
     number = spot.cell.count
     share.layers += number
     if spot.winners.bit_count() != 1:
@@ -114,7 +113,7 @@ def _add(share: Share, spot: Spot, judge: Judge, registry: Registry, choice: Cho
             share.fast[device] += number
         return
     rule = judge.rules[spot.winners.bit_length() - 1]
-    for device, kernel in choice.kernels(registry.scheme_class(rule)(facts).kernel_spec(None, DTYPE)).items():
+    for device, kernel in choice.of_rule(rule, facts)[1].items():
         share.any[device] += number if kernel is not None else 0
         share.fast[device] += number if kernel is not None and not kernel.slow else 0
 

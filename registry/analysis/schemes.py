@@ -7,18 +7,18 @@ from collections.abc import Iterable
 from ..errors import PluginError
 from ..lazy import load_target
 from ..rules.rule import Rule
-from ..scheme import Scheme
+from ..scheme import scheme_fault
 from .findings import Finding, finding, placed
 
 
 def scheme_findings(rules: Iterable[Rule]) -> list[Finding]:
-    """A finding for each rule whose scheme cannot be imported, or is no subclass of ``Scheme``."""
+    """A finding for each rule whose scheme cannot be imported, or is no class of schemes that can be made."""
     found = []
     for rule in rules:
         reason = fault(rule)
         if reason is not None:
             text = f"rule {placed(rule)} names the scheme {rule.scheme}: {reason}"
-            remedy = "name a subclass of quantdispatch.Scheme as 'module:attr'"
+            remedy = "name a subclass of quantdispatch.Scheme as 'module:attr', with every abstract method"
             found.append(finding("unusable-scheme", text, rules=[rule], remedy=remedy))
     return found
 
@@ -29,8 +29,5 @@ def fault(rule: Rule) -> str | None:
         scheme = load_target(rule.scheme)
     except PluginError as error:
         return str(error)
-    except Exception as error:  # whatever a stranger's module raises when it is imported
-        return f"{type(error).__name__}: {error}"
-    if not (isinstance(scheme, type) and issubclass(scheme, Scheme)):
-        return f"it is {scheme!r}, not a subclass of Scheme"
-    return None
+    reason = scheme_fault(scheme)
+    return None if reason is None else f"it is {reason}"

@@ -10,14 +10,19 @@ import textwrap
 import types
 import venv
 import warnings
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from quantdispatch import Absent, Args, Kernel, LayerFacts, Needs, PluginError, Rule, When, hookimpl
+from quantdispatch.cli.coverage import covers
+from quantdispatch.registry.analysis import check_rules
 from quantdispatch.registry.args import QuantArgs
+from quantdispatch.registry.plan import plan
 from quantdispatch.registry.plugins import Source
 from quantdispatch.registry.registry import Registry, build
+from quantdispatch.testing import using_registry
 
 SCHEME = "quantdispatch.schemes.dense:Dense"
 MOE4 = LayerFacts("moe", "pack-quantized", QuantArgs(num_bits=4, group_size=128, symmetric=False))
@@ -66,6 +71,10 @@ def raises() -> None:
     raise ZeroDivisionError("boom")
 
 
+def ends_the_process() -> None:
+    raise SystemExit("needs a GPU")
+
+
 def unknown_hook() -> Any:
     module = types.ModuleType("typo")
 
@@ -79,6 +88,7 @@ def unknown_hook() -> Any:
 
 BROKEN = {
     "raises on import": (source("bad", load=raises), "ZeroDivisionError: boom"),
+    "ends the process": (source("bad", load=ends_the_process), "SystemExit: needs a GPU"),
     "other interface": (source("bad", moe_rule(), QUANTDISPATCH_API=2), "made for plugin interface 2"),
     "not a rule": (source("bad", "a rule"), "registers 'a rule' as a rule"),  # type: ignore[arg-type]
     "twice": (source("bad", moe_rule(num_bits=4), moe_rule(num_bits=8)), "asym-moe twice"),
@@ -105,6 +115,53 @@ def test_strict_raises(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QUANTDISPATCH_STRICT", "1")
     with pytest.raises(PluginError, match="plugin bad of dist-bad 1.0"):
         build([BROKEN[case][0]])
+
+
+SCHEME_FAULTS = {
+    "no such module": ("no_such_module:X", "cannot import no_such_module:X: No module named"),
+    "raises": ("raising_scheme:X", "cannot import raising_scheme:X: ValueError: two lines"),
+    "no Python": ("no_python_scheme:X", "SyntaxError"),
+    "ends the process": ("ending_scheme:X", "SystemExit: bye"),
+    "no scheme": ("json:dumps", "is not a subclass of Scheme"),
+    "half a scheme": ("half_scheme:X", "is a Scheme without kernel_spec, shape, stored, tensor_names"),
+    "raises when made": ("failing_scheme:X", "of rule asym-moe fails: RuntimeError: not today"),
+}
+SCHEME_SOURCES = {
+    "raising_scheme": "raise ValueError('two\\nlines')",
+    "no_python_scheme": "def (",
+    "ending_scheme": "import sys\nsys.exit('bye')",
+    "half_scheme": "from quantdispatch import Scheme\nclass X(Scheme): pass",
+    "failing_scheme": """
+        from quantdispatch.schemes.wna16_int import WNA16Int
+        class X(WNA16Int):
+            def __init__(self, *args, **options): raise RuntimeError("not today")
+        """,
+}
+
+
+@pytest.mark.parametrize("case", SCHEME_FAULTS)
+def test_a_scheme_that_fails_is_the_layers_error(case: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in SCHEME_SOURCES.items():
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    monkeypatch.syspath_prepend(tmp_path)
+    target, words = SCHEME_FAULTS[case]
+    rule = replace(moe_rule(), scheme=target)
+    registry = build([source("p", rule)])
+    block = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized",
+        "config_groups": {"g": {"targets": ["Linear"], "weights": MOE4.weights.to_json()}},  # type: ignore[union-attr]
+    }  # fmt: skip
+    names = ("model.layers.0.mlp.experts.0.up_proj", "model.layers.0.mlp.experts.1.up_proj", "model.layers.0.mlp.gate")
+    with using_registry(registry):
+        result = plan(block, modules=dict.fromkeys(names, "Linear"), strict=False)
+    assert [error.layer for error in result.errors] == list(names[:2])
+    assert all(isinstance(error, PluginError) and words in str(error) for error in result.errors)
+    assert all(name in str(error) for name, error in zip(names, result.errors, strict=False))
+    found = {finding.name for finding in check_rules([rule])}
+    assert ("unusable-scheme" in found) is (case != "raises when made")
+    # and `rules --coverage` shows the others all the same
+    moe = next(cover for cover in covers(registry) if (cover.preset, cover.kind) == ("W4A16_ASYM", "moe"))
+    assert moe.scheme == target and not any(moe.kernels)
 
 
 CONFLICTS: dict[str, tuple[list[Source], str, list[str]]] = {
