@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...numerics.activations import FP8_MAX
+from ...numerics.widening import float8_to_float32
 from ...registry.errors import CheckpointError
 from ...registry.facts import LayerFacts
 from ...registry.operands import Operands
@@ -51,7 +52,7 @@ class KVFp8Numerics:
 
     def dequantize(self, part: str, codes: Tensor, operands: Operands, dtype: torch.dtype) -> Tensor:
         """The inverse: codes times scale in fp32, rounded once to ``dtype``."""
-        return (codes.to(torch.float32) * _scale_of(operands, part)).to(dtype)
+        return float8_to_float32(codes).mul_(_scale_of(operands, part)).to(dtype)
 
     def _scale(self, tensors: Mapping[str, Any], part: str, name: str) -> Tensor:
         local = spelling(part, tensors, name)
