@@ -13,6 +13,7 @@ from .config import METHOD, parse_config
 from .config_json import parse_json_file
 from .config_locate import all_quantization_configs
 from .config_models import QuantConfig
+from .config_reading import join
 from .environment import Environment
 from .errors import ConfigError, UnreadableCheckpointError
 from .headers import unreadable
@@ -77,7 +78,11 @@ def read_quantization(
     """
     block, path = next(all_quantization_configs(raw), (None, ""))
     if block is not None and block.get("quant_method") not in (None, METHOD):
-        rewritten, plugin = registry.rewrite_config(block)
+        try:
+            rewritten, plugin = registry.rewrite_config(block)
+        except ConfigError as error:
+            error.field = join(path, error.field) if error.field and path else error.field or path or None
+            raise
         if plugin is not None:
             config = parse_config(rewritten, formats=registry.formats, at=path)
             config = with_stored_names(config.model_copy(update={"translated_by": plugin}), registry)

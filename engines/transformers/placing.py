@@ -24,13 +24,16 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
     """For ``linear`` of the model, which ``layer`` of the checkpoint belongs to. Raises ``CheckpointError`` where the
     two disagree about shape or bias."""
     assert layer.scheme_object is not None and layer.shape is not None
-    spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(layer.tensors))
+    tensors = set(layer.tensors)
+    if linear.bias is None and _only_pads(layer):
+        tensors.discard("bias")
+    spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(tensors))
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
         raise CheckpointError(
             "the stored layer is of another shape than the model's", layer=layer.name,
             observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features],
         )  # fmt: skip
-    if (linear.bias is not None) != spec.bias and not _only_pads(layer):
+    if (linear.bias is not None) != spec.bias:
         raise CheckpointError(
             f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
             layer=layer.name, field=f"{layer.name}.bias",

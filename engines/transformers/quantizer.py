@@ -234,6 +234,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 fill_dense(module, stored, device)
                 transforms.attach(module, pending.layer, device)
                 continue
+            if isinstance(module, QuantLinear) and not module.spec.bias:
+                stored.pop("bias", None)  # all zeros, as :func:`packed_linear` has seen
             module.load_stored(stored, device)
             transforms.attach(module, pending.layer, device)
             if module.layer_shape is not None and module.layer_shape.packing == "padded":

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 from foreign_files import write_model
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 import quantdispatch as qd
 from quantdispatch.engines.modules import QuantLinear
@@ -86,8 +86,10 @@ def test_loads_computes_and_is_saved_as_it_was(case, tmp_path) -> None:
 
     loaded.save_pretrained(tmp_path / "saved")
     before, after = (load_file(f / "model.safetensors") for f in (written.folder, tmp_path / "saved"))
-    assert before.keys() == after.keys()
-    assert all(before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]) for name in before)
+    left = before.keys() - after.keys()
+    assert after.keys() <= before.keys() and all(not before[name].any() and name.endswith(".bias") for name in left)
+    assert bool(left) == args.get("pad_bias", False)
+    assert all(before[name].dtype == after[name].dtype and torch.equal(before[name], after[name]) for name in after)
     assert json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"] == block
 
 
@@ -107,6 +109,28 @@ def test_kernels_are_those_of_packed_integers(layout, block, args, tmp_path) -> 
     }
     # what engines make of compressed-tensors configs says nothing about these
     assert all(not layer.equivalents and not layer.differs for layer in quantized)
+
+
+def test_a_bias_that_the_model_does_not_have_and_that_adds_something(tmp_path) -> None:
+    written = write_model(tmp_path, "gptq", {**GPTQ, "bits": 4, "group_size": 32}, model=tiny(), pad_bias=True)
+    file = written.folder / "model.safetensors"
+    tensors = load_file(file)
+    name = "model.layers.1.mlp.up_proj.bias"
+    tensors[name][7] = 0.5
+    save_file(tensors, file, {"format": "pt"})
+    with pytest.raises(qd.CheckpointError, match="left over") as caught:
+        qd.load(written.folder)
+    assert caught.value.field == name
+
+
+def test_a_dequantized_model_is_the_plain_one(tmp_path) -> None:
+    written = write_model(tmp_path, "gptq", {**GPTQ, "bits": 4, "group_size": 32}, model=tiny(), pad_bias=True)
+    model = qd.load(written.folder, dtype=torch.float32)
+    before = logits(model)
+    model.dequantize()
+    plain = transformers.AutoModelForCausalLM.from_pretrained(written.twin)
+    assert model.state_dict().keys() == plain.state_dict().keys()
+    torch.testing.assert_close(logits(model), before, rtol=1e-2, atol=1e-3)
 
 
 def test_every_row_of_verify_says_why_nothing_was_compared(tmp_path) -> None:

@@ -98,7 +98,7 @@ def test_the_head_is_quantized_where_the_block_says_so(given, head, blocks) -> N
 def test_a_block_without_meaning_is_a_config_error_that_names_the_key(block, field) -> None:
     with pytest.raises(qd.ConfigError) as caught:
         layers(block, UP)
-    assert caught.value.field == field and caught.value.required
+    assert caught.value.field == f"quantization_config.{field}" and caught.value.required
 
 
 # -- rules by module: GPTQModel takes the first pattern that matches, in the order of the file

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 from .formats import AWQ_BITS, GEMM, GEMV, GPTQ, GPTQ_BITS, GPTQ_V2, GPTQ_WORDS
@@ -20,7 +21,6 @@ _LAYOUTS = {"gemm": GEMM, "gemv": GEMV}
 #: keys of a ``dynamic`` rule that change what is stored, and those under which another layout is named
 _OVERRIDES = ("bits", "group_size", "sym", "desc_act")
 _LAYOUT_KEYS = ("method", "quant_method", "format", "checkpoint_format", "pack_dtype")
-_LAST = 9999
 
 
 def translate_awq(block: Block) -> dict[str, Any]:
@@ -50,16 +50,15 @@ def translate_gptq(block: Block) -> dict[str, Any]:
         raise wrong("pack_dtype", words, "'int32'")
     overrides, skipped = _dynamic(block)
     version_2 = layout == "gptq_v2"
+    targets = _in_order([*(pattern for pattern, _ in overrides), *_in_blocks(block)])
     groups: dict[str, Any] = {}
-    for number, (pattern, changes) in enumerate(overrides):
-        # targets are sorted by their text, and the first rule of the file counts
-        target = pattern if len(overrides) == 1 else _numbered(number, pattern)
+    for number, (_, changes) in enumerate(overrides):
+        target = [targets[number]]
         if changes is None:
-            groups[f"dynamic_{number}"] = {"targets": [f"re:{target}"], "format": "dense"}
+            groups[f"dynamic_{number}"] = {"targets": target, "format": "dense"}
         else:
-            groups[f"dynamic_{number}"] = _gptq_group([f"re:{target}"], {**block, **changes}, version_2)
-    targets = _in_blocks(block)
-    groups["gptq"] = _gptq_group(targets or ["Linear"], block, version_2)
+            groups[f"dynamic_{number}"] = _gptq_group(target, {**block, **changes}, version_2)
+    groups["gptq"] = _gptq_group(targets[len(overrides) :] or ["Linear"], block, version_2)
     ignored = skipped if flag(block, HEAD, False) else [HEAD, *skipped]
     return _config(groups, ignored, groups["gptq"]["format"])
 
@@ -112,13 +111,13 @@ def _dynamic(block: Block) -> tuple[list[tuple[str, dict[str, Any] | None]], lis
 
 
 def _in_blocks(block: Block) -> list[str]:
-    """optimum's ``modules_in_block_to_quantize``: names within a block of layers, in lists of those done together."""
+    """Patterns for optimum's ``modules_in_block_to_quantize``: names within a block of layers, in lists of those done
+    together."""
     raw = block.get("modules_in_block_to_quantize")
     if raw is None:
         return []
-    patterns = [rf".*\.{re.escape(name)}$" for name in dict.fromkeys(_flat(raw))]
-    entries = [f"re:{_numbered(_LAST, pattern)}" for pattern in patterns]
-    return [*entries, HEAD] if entries and flag(block, HEAD, False) else entries
+    patterns = [rf".*\.{re.escape(name)}$" for name in sorted(set(_flat(raw)))]
+    return [*patterns, f"{HEAD}$"] if patterns and flag(block, HEAD, False) else patterns
 
 
 def _flat(value: Any) -> Iterator[str]:
@@ -131,9 +130,12 @@ def _flat(value: Any) -> Iterator[str]:
         raise wrong("modules_in_block_to_quantize", value, "lists of names")
 
 
-def _numbered(number: int, pattern: str) -> str:
-    """The same pattern under a text that sorts by ``number``: what is repeated no times matches the empty string."""
-    return f"(?:{number:04d}){{0}}(?:{pattern})"
+def _in_order(patterns: list[str]) -> list[str]:
+    """Targets of which the first that matches counts. They are sorted by their text: where that is another order, each is
+    put under a text that sorts by its number, for what is repeated no times matches the empty string."""
+    if all(one < next_ for one, next_ in pairwise(patterns)):
+        return [f"re:{pattern}" for pattern in patterns]
+    return [f"re:(?:{number:05d}){{0}}(?:{pattern})" for number, pattern in enumerate(patterns)]
 
 
 def _args(bits: int, size: int, *, symmetric: bool, ordered: bool) -> dict[str, Any]:
