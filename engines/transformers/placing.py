@@ -25,7 +25,7 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
     two disagree about shape or bias."""
     assert layer.scheme_object is not None and layer.shape is not None
     tensors = set(layer.tensors)
-    if linear.bias is None and _only_pads(layer):
+    if (linear.bias is not None) != ("bias" in tensors) and _only_pads(layer):
         tensors.discard("bias")
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(tensors))
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):

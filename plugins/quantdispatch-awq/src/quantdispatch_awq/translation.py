@@ -131,8 +131,8 @@ def _flat(value: Any) -> Iterator[str]:
 
 
 def _in_order(patterns: list[str]) -> list[str]:
-    """Targets of which the first that matches counts. They are sorted by their text: where that is another order, each is
-    put under a text that sorts by its number, for what is repeated no times matches the empty string."""
+    """Targets of which the first that matches counts. They are sorted by their text: where that is another order, each
+    is put under a text that sorts by its number, for what is repeated no times matches the empty string."""
     if all(one < next_ for one, next_ in pairwise(patterns)):
         return [f"re:{pattern}" for pattern in patterns]
     return [f"re:(?:{number:05d}){{0}}(?:{pattern})" for number, pattern in enumerate(patterns)]
