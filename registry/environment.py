@@ -42,16 +42,29 @@ class Environment:
     def detect(cls, device: str = "cpu", overrides: Mapping[str, Any] | None = None) -> Environment:
         """``device``: ``cpu``, ``cuda`` or ``rocm`` (the one present), ``cuda:sm90``, ``rocm:gfx942``.
 
-        ``overrides``: facts to assume instead of what is found: package versions (``{"triton": "3.9.0"}``, ``None`` for
-        not installed), ``isa.*`` flags, ``threads``. Raises ``ConfigError`` for a device or fact that is not known.
+        ``overrides``: facts to assume instead of what is found: package versions (``{"triton": "3.9.0"}``, ``None`` or
+        ``False`` for not installed), ``isa.*`` flags, ``threads``. Raises ``ConfigError`` for a device or fact that is
+        not known.
         """
         kind, arch = parse_device(device)
         facts: dict[str, Any] = {f"package.{name}": _version(name) for name in PACKAGES}
         flags = _cpu_flags() if kind == "cpu" else frozenset()
         facts |= {f"isa.{name}": UNKNOWN if flags is None else name in flags for name in ISA}
         facts["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        if not isinstance(overrides, Mapping | None):
+            raise ConfigError(
+                "environment maps facts to values", field="environment", observed=overrides,
+                required="a dict such as {'triton': '3.9.0'}",
+            )  # fmt: skip
         for name, value in (overrides or {}).items():
-            facts[_override_name(name, facts)] = ABSENT if value is None else value
+            fact = _override_name(name, facts)
+            if not isinstance(value, str | int | float | None):
+                raise ConfigError(
+                    f"environment fact {name!r} has no such value", field="environment", observed=value,
+                    required="a version or another string, a number, true, false or None",
+                )  # fmt: skip
+            missing = value is None or (value is False and fact.startswith("package."))
+            facts[fact] = ABSENT if missing else value
         return cls(kind, arch, tuple(sorted(facts.items())))
 
     def describe(self) -> str:
@@ -101,7 +114,7 @@ def _override_name(name: str, facts: Mapping[str, Any]) -> str:
     for full in (name, f"package.{name}"):
         if full in facts:
             return full
-    if name.startswith(("isa.", "package.")):
+    if isinstance(name, str) and name.startswith(("isa.", "package.")):
         return name
     raise ConfigError(f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)))
 

@@ -146,6 +146,10 @@ def kind_of_classes(name: str, classes: Sequence[str]) -> str | None:
 
 def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]:
     """``modules=`` as modules without tensors. Raises ``ConfigError`` for what is not a name and class names."""
+    if not isinstance(given, Mapping):
+        raise ConfigError(
+            "modules maps module names to class names", field="modules", observed=given, required="a dict"
+        )
     modules = {}
     for name, value in given.items():
         classes = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, (list, tuple)) else ()

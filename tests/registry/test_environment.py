@@ -44,5 +44,10 @@ def test_what_is_installed_can_be_overridden() -> None:
     assert environment.facts["package.torch"] is ABSENT
     assert environment.facts["isa.avx512f"] is True
     assert "3 threads" in environment.describe()
-    with pytest.raises(ConfigError, match="unknown environment fact"):
-        Environment.detect("cpu", {"colour": "red"})
+    assert Environment.detect("cpu", {"torch": False, "isa.avx2": False}).facts["package.torch"] is ABSENT
+    for overrides in ({"colour": "red"}, {5: "red"}):
+        with pytest.raises(ConfigError, match="unknown environment fact"):
+            Environment.detect("cpu", overrides)  # type: ignore[arg-type]
+    for other in ("triton", ["triton"], 5):
+        with pytest.raises(ConfigError, match="environment maps facts to values"):
+            Environment.detect("cpu", other)  # type: ignore[arg-type]

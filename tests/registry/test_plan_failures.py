@@ -92,7 +92,12 @@ def test_kernels_by_device_and_backend(tmp_path: Path) -> None:
         ({"tensor_parallel": True}, "tensor_parallel"),
         ({"modules": {"m.x": 3}}, "modules"),
         ({"modules": {"m.x": ()}}, "modules"),
+        ({"modules": ["m.x"]}, "modules"),
+        ({"modules": {5: "Linear"}}, "modules"),
         ({"environment": {"no such fact": 1}}, "environment"),
+        ({"environment": {"triton": []}}, "environment"),
+        ({"environment": ["triton"]}, "environment"),
+        ({"environment": {5: "3.9"}}, "environment"),
     ],
 )
 def test_bad_arguments(tmp_path: Path, options: Any, field: str) -> None:
