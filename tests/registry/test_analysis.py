@@ -234,6 +234,8 @@ def test_findings_are_json_and_every_code_is_documented() -> None:
     assert len({c.code for c in CODES.values()}) == len(CODES)
     heads = [line.removeprefix("### ") for line in DOCS.read_text().splitlines() if line.startswith("### ")]
     assert heads == [f"{c.code} {c.name} ({c.severity})" for c in CODES.values()]
+    lines = (DOCS.parent / "cli.md").read_text().splitlines()
+    assert all(any(f"`{c.code}`" in line and f"`{c.name}`" in line for line in lines) for c in CODES.values())
 
 
 def test_only_conflicts_with_a_named_rule_are_looked_for() -> None:
