@@ -12,12 +12,13 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all lint format types pages bench clean
+.PHONY: help install demo test test-all test-plugins lint format types pages bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
 	@echo "make test      set up and run the tests (ARGS= goes to pytest)"
 	@echo "make test-all  also the slow ones"
+	@echo "make test-plugins  the tests of the distributions in plugins/"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
 	@echo "make pages     write the generated pages of docs/ again"
@@ -46,6 +47,12 @@ test: $(STAMP)
 
 test-all: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
+
+# Each has its own configuration and helpers, so each is a run of its own; none needs to be installed.
+test-plugins: $(STAMP)
+	for plugin in plugins/*/; do \
+	  (cd $$plugin && PYTHONPATH=src ../../$(BIN)/python -m pytest -p no:cacheprovider tests $(ARGS)) || exit 1; \
+	done
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -1,5 +1,5 @@
-"""Random models with routed experts. transformers stacks the experts of a layer, so that compressed-tensors does not see
-them in the model: its compressors are applied to the tensors of the file, expert by expert."""
+"""Random models with routed experts. transformers stacks the experts of a layer, where compressed-tensors does not see
+them: its compressors are applied to the tensors of the file, expert by expert."""
 
 from __future__ import annotations
 
