@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-NAMES = ("startup", "resolve", "plan_scale", "rule_checks", "memory", "agreement", "decode")
+NAMES = ("startup", "resolve", "plan_scale", "rule_checks", "memory", "agreement", "decode", "moe")
 
 
 def show(console: Console, name: str, rows: list[dict[str, Any]]) -> None:

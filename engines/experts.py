@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import cast
+from typing import Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from .modules import QuantLinear
+from .stacking import Stacked, stack
 from .transforms import plain
 
 #: [rows, 2 I] of gate and up, side by side, to [rows, I]; or [rows, I] to [rows, I] for experts without a gate
@@ -32,10 +33,31 @@ class Expert(nn.Module):
             self.add_module(name, module)
         self._first = tuple(name for name, _ in first)
         self._last = last[0]
+        self._stacked: Stacked | None = None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._stacked = None
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def projections(self) -> tuple[list[nn.Module], nn.Module]:
         """Those that read the hidden state, and the one that writes it; current ones, for they may be replaced."""
-        return [self.get_submodule(name) for name in self._first], self.get_submodule(self._last)
+        modules = cast("dict[str, nn.Module]", self._modules)
+        return [modules[name] for name in self._first], modules[self._last]
+
+    def run(self, x: Tensor, activation: Activation) -> Tensor:
+        """x [rows, H] to [rows, H]."""
+        first, last = self.projections()
+        stacked = self._stacked
+        if stacked is None or not stacked.holds(first):
+            stacked = self._stacked = stack(first)
+        if stacked is not None:
+            hidden = stacked.impl.apply(x, stacked.state)
+        else:
+            parts = [module(x) for module in first]
+            hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        result: Tensor = last(activation(hidden))
+        return result
 
 
 class QuantExperts(nn.Module):
@@ -88,11 +110,7 @@ class QuantExperts(nn.Module):
                 total += self._expert(number, x).float() * weight
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
-        first, last = self.expert(number).projections()
-        parts = [module(x) for module in first]
-        hidden = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
-        result: Tensor = last(self._activation(hidden))
-        return result
+        return self.expert(number).run(x, self._activation)
 
 
 def _dense(module: nn.Module, dtype: torch.dtype | None) -> Tensor:

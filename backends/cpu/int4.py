@@ -8,7 +8,8 @@ unequal size are filled up with columns that meet a zero in x.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -88,6 +89,30 @@ class Int4Linear(CpuLinear):
         scale = state.get("scale", narrow)
         return self.restore(state, codes=codes, scale=scale, zero_point=zero_point, g_idx=g_idx)
 
+    def stack(
+        self, layers: Sequence[tuple[Int4Linear, Mapping[str, Tensor]]]
+    ) -> tuple[Int4Linear, dict[str, Tensor], list[dict[str, Tensor]]] | None:
+        """Layers of one input, given with their states, as one above the other: a kernel for all of their rows, its
+        state, and each layer's own state as views of that one. ``None`` where they cannot be one product."""
+        size = int4_layout.block_size()
+        alike = all(
+            impl.k == self.k and (impl.weights, impl.inputs, impl.dtype) == (self.weights, self.inputs, self.dtype)
+            for impl, _ in layers
+        )
+        special = any(set(state) & {"columns", "input_scale", "bias"} for _, state in layers)
+        if not alike or special or size is None or any(impl.n % size for impl, _ in layers):
+            return None
+        # outside of inference mode, so that these can be used in and out of it
+        with torch.inference_mode(False), torch.no_grad():
+            packed = torch.cat([state["packed"] for _, state in layers])
+            scale_zero = torch.cat([state["scale_zero"] for _, state in layers], dim=1)
+            parts, start = [], 0
+            for impl, state in layers:
+                rows = slice(start, start + impl.n)
+                parts.append({**state, "packed": packed[rows], "scale_zero": scale_zero[:, rows]})
+                start += impl.n
+        return Int4Linear(replace(self.spec, n=start)), {"packed": packed, "scale_zero": scale_zero}, parts
+
     @staticmethod
     def _zero_point(narrow: Tensor, zero: Tensor) -> Tensor:
         """Zero points from what the op gets: rounding to bf16 is off by far less than half a step of up to 16."""
@@ -108,7 +133,7 @@ class Int4Linear(CpuLinear):
             rows = (F.pad(rows, (0, 1)) if padded else rows).index_select(1, columns)
         group = rows.shape[1] // scale_zero.shape[0]
         multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-        y: Tensor = multiply(rows.contiguous(), state["packed"], group, scale_zero)
+        y: Tensor = multiply(rows.contiguous(), state["packed"], group, scale_zero.contiguous())
         return y
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -182,3 +183,33 @@ def test_an_expert_of_another_shape_is_named(tmp_path: Path) -> None:
     with pytest.raises(qd.CheckpointError, match="another shape") as caught:
         qd.load(broken)
     assert caught.value.layer == name
+
+
+def test_gate_and_up_are_one_product_and_stay_two_layers(tmp_path: Path) -> None:
+    """What is stacked shares memory with the layers, and follows when they are loaded, moved, copied or replaced."""
+    folder = tiny_moe(tmp_path / "packed", {"group_0": INT4})
+    model, before = qd.load(folder), load_file(folder / "model.safetensors")
+    small = resident_bytes(model)
+    first = logits(model)
+    experts = next(module for module in model.modules() if isinstance(module, QuantExperts))
+    stacked = [experts.expert(number)._stacked for number in range(4)]
+    assert all(s is not None and s.impl.n == 128 for s in stacked), "64 rows each, of the int4 op"
+    assert resident_bytes(model) == small
+    state = model.state_dict()
+    assert all(torch.equal(before[name], state[name]) for name in before)
+    assert torch.equal(logits(copy.deepcopy(model)), first)
+    # each by itself, as when somebody listens
+    gate = experts.expert(0).projections()[0][0]
+    handle = gate.register_forward_hook(lambda *_: None)
+    assert torch.equal(logits(model), first) and experts.expert(0)._stacked is None
+    handle.remove()
+    assert torch.equal(logits(model), first) and experts.expert(0)._stacked is not None
+    tensors = gate.stored_tensors()
+    gate.load_stored({**tensors, "weight_scale": tensors["weight_scale"] * 8})
+    assert not torch.equal(logits(model), first)
+    gate.load_stored(tensors)
+    assert torch.equal(logits(model), first)
+    x, index, weights = torch.randn(3, 128), torch.tensor([[0], [1], [2]]), torch.ones(3, 1)
+    narrow = experts(x.bfloat16(), index, weights)
+    assert experts.float().expert(0)._stacked is None
+    assert (experts(x.bfloat16().float(), index, weights) - narrow).norm() < 0.02 * narrow.float().norm()
