@@ -12,25 +12,28 @@ from .legacy import column_order, rewrite_checkpoint
 from .quiet import quiet
 from .variants import Variant
 
+Range = tuple[Tensor, Tensor]
+
 
 def quantize_and_save(
     model: nn.Module, variant: Variant, folder: Path, calibration: Tensor | None = None, **save: Any
 ) -> None:
     """Quantize `model` in place and write a compressed-tensors checkpoint into `folder`.
 
-    `calibration` holds token ids [batch, tokens]; only static input scales are taken from it. `save` goes to
-    `save_pretrained` (for example `max_shard_size`).
+    `calibration` holds token ids [batch, tokens]; only static scales of inputs and outputs are taken from it. `save`
+    goes to `save_pretrained` (for example `max_shard_size`).
     """
     # Heavy, and its import sets up logging: only who makes a checkpoint pays for it.
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, QuantizationStatus, apply_quantization_config
 
-    ranges = _input_ranges(model, calibration) if variant.needs_calibration else {}
+    ranges = _activation_ranges(model, calibration) if variant.needs_calibration else {}
     groups = {
         f"group_{index}": {
             "targets": list(group.targets),
             "weights": group.weights,
             "input_activations": group.inputs,
+            **({"output_activations": group.outputs} if group.outputs else {}),
             **({"format": group.format} if group.format else {}),
         }
         for index, group in enumerate(variant.groups)
@@ -55,7 +58,7 @@ def quantize_and_save(
         rewrite_checkpoint(folder, variant.rewrite)
 
 
-def _set_qparams(module: nn.Module, input_range: tuple[Tensor, Tensor] | None) -> None:
+def _set_qparams(module: nn.Module, ranges: dict[str, Range] | None) -> None:
     from compressed_tensors.quantization.utils import calculate_qparams
 
     scheme = module.quantization_scheme
@@ -63,13 +66,15 @@ def _set_qparams(module: nn.Module, input_range: tuple[Tensor, Tensor] | None) -
     low, high = _weight_range(weight, scheme.weights)  # type: ignore[union-attr]
     overall = _set_global_scale(module, "weight", low.amin(), high.amax())
     _store(module, "weight", *calculate_qparams(low, high, scheme.weights, global_scale=overall))  # type: ignore[union-attr]
-    inputs = scheme.input_activations  # type: ignore[union-attr]
-    if inputs is not None and inputs.dynamic is not True:
-        if input_range is None:
-            raise ValueError("static input scales need a calibration text")
-        if inputs.dynamic is False:
-            _store(module, "input", *calculate_qparams(*input_range, inputs))
-        _set_global_scale(module, "input", *input_range)
+    for side in ("input", "output"):
+        args = getattr(scheme, f"{side}_activations")
+        if args is None or args.dynamic is True:
+            continue
+        if ranges is None:
+            raise ValueError("static scales need a calibration text")
+        if args.dynamic is False:
+            _store(module, side, *calculate_qparams(*ranges[side], args))
+        _set_global_scale(module, side, *ranges[side])
 
 
 def _set_global_scale(module: nn.Module, name: str, low: Tensor, high: Tensor) -> Tensor | None:
@@ -109,28 +114,28 @@ def _weight_range(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
     return parts.amin(-1), parts.amax(-1)
 
 
-def _input_ranges(model: nn.Module, calibration: Tensor | None) -> dict[str, tuple[Tensor, Tensor]]:
-    """Least and greatest input of each linear layer over the calibration tokens."""
+def _activation_ranges(model: nn.Module, calibration: Tensor | None) -> dict[str, dict[str, Range]]:
+    """Least and greatest "input" and "output" of each linear layer over the calibration tokens."""
     if calibration is None:
-        raise ValueError("static input scales need a calibration text")
-    ranges: dict[str, tuple[Tensor, Tensor]] = {}
+        raise ValueError("static scales need a calibration text")
+    ranges: dict[str, dict[str, Range]] = {}
 
     def watch(name: str) -> Any:
-        def hook(_: nn.Module, args: tuple[Tensor, ...]) -> None:
-            low, high = args[0].float().aminmax()
-            ranges[name] = (low, high)
+        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            sides = {"input": args[0], "output": output}
+            ranges[name] = {side: (x.float().amin(), x.float().amax()) for side, x in sides.items()}
 
         return hook
 
     handles = [
-        module.register_forward_pre_hook(watch(name))
+        module.register_forward_hook(watch(name))
         for name, module in model.named_modules()
         if isinstance(module, nn.Linear)
     ]
     try:
-        with torch.inference_mode():
+        with torch.no_grad():
             model(calibration)
     finally:
         for handle in handles:
             handle.remove()
-    return {name: (low.clone(), high.clone()) for name, (low, high) in ranges.items()}
+    return ranges

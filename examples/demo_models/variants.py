@@ -16,6 +16,7 @@ class Group:
     inputs: Args | None = None
     targets: tuple[str, ...] = ("Linear",)
     format: str | None = None
+    outputs: Args | None = None
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class Variant:
 
     @property
     def needs_calibration(self) -> bool:
-        """Is anything stored for inputs? Local scales stand below a stored global one."""
-        return any(group.inputs is not None and group.inputs["dynamic"] is not True for group in self.groups)
+        """Is anything stored for inputs or outputs? Local scales stand below a stored global one."""
+        sides = [side for group in self.groups for side in (group.inputs, group.outputs) if side is not None]
+        return any(side["dynamic"] is not True for side in sides)
 
 
 def _int(bits: int, group_size: int | None = 64, symmetric: bool = True, **more: Any) -> Args:
