@@ -80,10 +80,10 @@ class Modules:
 
 
 def without_tensors(modules: Iterable[Module]) -> Modules:
-    """Modules that are known by name only."""
+    """Modules that are known by name only, in natural order: a plan does not depend on the order they are given in."""
     known: dict[Any, Family] = {}
     families = {}
-    for module in modules:
+    for module in sorted(modules, key=lambda module: _natural(module.name)):
         key = (module.kind, module.classes, module.inferred)
         families[module.name] = known.setdefault(key, Family(*key))
     return Modules(families, TensorTable())

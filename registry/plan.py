@@ -41,9 +41,9 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """``layers``: by module name, in natural order. ``source``: as given. ``architecture`` and
-    ``model_type``: ``None`` where the config does not say. ``format``, ``version``: the config's own.
-    ``checkpoint``: its headers, or ``None`` where there were only patterns. ``config``: the quantization config.
+    """``layers``: by module name, in natural order; those of a config alone by their groups. ``source``: as given.
+    ``architecture`` and ``model_type``: ``None`` where the config does not say. ``format``, ``version``: the config's
+    own. ``checkpoint``: its headers, or ``None`` where there were only patterns. ``config``: the quantization config.
     ``raw``: the whole config.json."""
 
     layers: Mapping[str, Resolution]

@@ -49,7 +49,7 @@ def _all(
     survey = survey or Survey(index, owner)
     experts = has_experts(raw)
     seen: set[str] = set()
-    for target, group in owner.items():
+    for target, group in _in_order(config, owner):
         for module in _of_target(target, group, experts, raw, index, survey):
             if module.name in seen:
                 continue
@@ -65,6 +65,12 @@ def _all(
             # norms and convolutions are never quantized, and are no layers of a plan
             if not _NO_MATRIX.search(entry):
                 yield _by_its_name(entry), Assignment(ignored_by=entry)
+
+
+def _in_order(config: QuantConfig, owner: Mapping[str, ConfigGroup]) -> Iterator[tuple[str, ConfigGroup]]:
+    """Targets by the names of their groups: an object's keys have no order that would mean anything."""
+    for group in sorted(config.groups, key=lambda group: re.sub(r"\d+", lambda n: n[0].zfill(9), group.name)):
+        yield from ((target, group) for target in dict.fromkeys(group.targets) if owner[target] is group)
 
 
 def overlaps(config: QuantConfig, survey: Survey) -> list[Problem]:
