@@ -225,7 +225,7 @@ def _regex_kinds(target: str, group: ConfigGroup, experts: bool, head: bool, sur
     """The kinds that a pattern means, the commonest first. ``experts``, ``head``: does the model have such layers?"""
     seen = survey.kinds(target)
     words = re.sub(r"shared_experts?", "", target)
-    if group.weights is None and (seen == {"attention"} or re.search(r"attn\)?\$?$|attention\)?\$?$", words)):
+    if group.weights is None and (seen == {"attention"} or re.search(r"(?i)att(?:n|ention)\)?\$?$", words)):
         return ["attention"]
     named_experts = "experts" in words
     usual: list[str] = ["linear", "moe"]

@@ -46,7 +46,7 @@ def planned(source: Any, where: str, *, as_json: bool = True) -> str:
         spent = time.process_time() - start
         outcome = "failing layers" if errors else "plan"
         if as_json and len(result.layers) < 300:  # the JSON of a plan repeats each layer's trace
-            json.dumps(result.to_json(), default=repr).encode()
+            json.dumps(result.to_json()).encode()
     except QuantDispatchError as error:
         spent = time.process_time() - start
         errors, outcome = [error], type(error).__name__
