@@ -54,7 +54,7 @@ class QuantDispatchError(Exception):
         if self.required is not None:
             parts.append(f"required {_short(self.required)}")
         line = parts[0] + (f" ({', '.join(parts[1:])})" if len(parts) > 1 else "")
-        return "; ".join(part for part in (line, *self.engines.values(), self.remedy) if part)
+        return _printable("; ".join(part for part in (line, *self.engines.values(), self.remedy) if part))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), dict(self.__dict__), self.args))
@@ -72,6 +72,13 @@ class QuantDispatchError(Exception):
 def _names(text: str, name: str) -> bool:
     """Does ``text`` already say ``name``, as a whole word and not as a part of another name?"""
     return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", text) is not None
+
+
+def _printable(text: str) -> str:
+    """Names and values come from files: what a terminal would act upon, and not show, is written out."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def _short(value: Any) -> str:

@@ -58,3 +58,8 @@ def test_copies_keep_everything(clone: object) -> None:
 )
 def test_a_layer_is_named_unless_the_message_does(layer: str, message: str, line: str) -> None:
     assert str(qd.CheckpointError(message, layer=layer)) == line
+
+
+def test_what_a_terminal_would_act_upon_is_written_out() -> None:
+    error = qd.ConfigError("format \x1b[2J\x00 has no rule", layer="a\u202eb", remedy="none\x07")
+    assert str(error) == r"a\u202eb: format \x1b[2J\x00 has no rule; none\x07"
