@@ -8,7 +8,7 @@ import time
 from .errors import ConfigError
 
 #: what a name more may take: a look-around of the usual kind needs a few microseconds, and models have many names
-_NAME_S, _NAMES_S = 12e-6, 0.6
+_NAME_S, _NAMES_S = 5e-6, 0.25
 _SETTLED_S = 0.02  # seconds of the wall clock after which the clock of the CPU is asked, which is slow
 
 
