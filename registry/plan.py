@@ -150,7 +150,7 @@ def _layers(
     source: Source, config: QuantConfig, task: Task, given: Mapping[str, str | Sequence[str]] | None
 ) -> tuple[Mapping[str, Resolution], list[Problem]]:
     index = TargetIndex([(group.name, group.targets) for group in config.groups], config.ignore)
-    transforms = Transforms(config.transform_config)
+    transforms = Transforms(config.transform_config, index.budget)
     problems = [
         Problem("transform-offline", f"{t}: applied when it was written", "note", FIELD) for t in transforms.offline
     ]

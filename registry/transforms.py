@@ -13,6 +13,7 @@ from typing import Any
 
 from .config_dtypes import dtype_name
 from .errors import ConfigError
+from .pattern_budget import PatternBudget
 from .scope import Scope
 from .targets import TargetIndex
 
@@ -64,9 +65,13 @@ class Transform:
 
 
 class Transforms:
-    """The transforms of a config. Raises ``ConfigError`` for what cannot be read: they must not be lost."""
+    """The transforms of a config. Raises ``ConfigError`` for what cannot be read: they must not be lost.
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
+    ``budget``: bounds the time of all regular expressions of a plan together.
+    """
+
+    def __init__(self, config: Mapping[str, Any], budget: PatternBudget | None = None) -> None:
+        self._budget = budget or PatternBudget()
         self._online: list[tuple[str, TargetIndex]] = []
         self._by_label: dict[str, Transform] = {}
         self.offline: list[str] = []
@@ -108,7 +113,7 @@ class Transforms:
             inverses=(_flag(args.get("inverse"), f"{here}.inverse"),),
         )
         self._by_label[transform.label] = transform
-        self._online.append((transform.label, TargetIndex([(name, targets)], ignore)))
+        self._online.append((transform.label, TargetIndex([(name, targets)], ignore, budget=self._budget)))
 
     def online(self, name: str, classes: Sequence[str]) -> tuple[str, ...]:
         """The transforms that the module needs at run time: ``("R3 at q_attn (hadamard, size 128)",)``."""
