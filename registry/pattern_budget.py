@@ -9,7 +9,8 @@ from .errors import ConfigError
 
 #: what a name more may take: a look-around of the usual kind needs a few microseconds, and models have many names
 _NAME_S, _NAMES_S = 5e-6, 0.25
-_SETTLED_S = 0.02  # seconds of the wall clock after which the clock of the CPU is asked, which is slow
+#: a match this short by the wall clock, in seconds, has not waited for anything; and the CPU's clock is slow to ask
+PLAIN_S = 2e-5
 
 
 class PatternBudget:
@@ -18,14 +19,12 @@ class PatternBudget:
     ``total_s`` bounds the sum of compiling and matching; ``per_match_s`` bounds a single match. Threads may share it.
     """
 
-    __slots__ = ("_base_s", "_cpu_s", "_lock", "pending_s", "per_match_s", "spent_s", "total_s")
+    __slots__ = ("_base_s", "_lock", "per_match_s", "spent_s", "total_s")
 
     def __init__(self, total_s: float = 1.0, per_match_s: float = 0.05) -> None:
         self.total_s = self._base_s = total_s
         self.per_match_s = per_match_s
         self.spent_s = 0.0
-        self.pending_s = 0.0  # of the wall clock, not yet charged
-        self._cpu_s = time.process_time()
         self._lock = threading.Lock()
 
     def widen(self, names: int) -> None:
@@ -36,26 +35,21 @@ class PatternBudget:
         """Seconds that the next match may take; never 0, which some engines read as "no limit"."""
         return max(min(self.per_match_s, self.total_s - self.spent_s), 1e-4)
 
+    @staticmethod
+    def since(start_s: float, cpu_s: float) -> float:
+        """Seconds of CPU time of this thread since ``start_s`` by ``perf_counter`` and ``cpu_s`` by ``thread_time``.
+
+        A thread that waits for its turn has not spent the time.
+        """
+        elapsed = time.perf_counter() - start_s
+        return elapsed if elapsed < PLAIN_S else time.thread_time() - cpu_s
+
     def charge(self, seconds: float, text: str, name: str | None = None, field: str | None = None) -> None:
         """Record a measured duration. Raises ``ConfigError`` when the budget is used up."""
         with self._lock:
             self.spent_s += max(seconds, 0.0)
         if self.spent_s > self.total_s:
             raise out_of_time(text, name, field, f"{self.total_s:g} s for all regular expressions together")
-
-    def add(self, seconds: float, text: str, name: str | None = None, field: str | None = None) -> None:
-        """As :meth:`charge`, with a duration of the wall clock.
-
-        A thread that waits for its turn is not charged: durations are collected, and then the process must have used as
-        much CPU time since the last collection.
-        """
-        self.pending_s += seconds
-        if self.pending_s > _SETTLED_S:
-            with self._lock:
-                cpu_s = time.process_time()
-                used, self._cpu_s = min(self.pending_s, cpu_s - self._cpu_s), cpu_s
-                self.pending_s = 0.0
-            self.charge(used, text, name, field)
 
 
 def out_of_time(text: str, name: str | None, field: str | None, limit: str) -> ConfigError:

@@ -118,7 +118,7 @@ class Pattern:
                 continue  # the engine's limit is one of the wall clock
             except (MemoryError, RecursionError) as exc:
                 raise out_of_time(self.text, name, self.field, "bounded memory") from exc
-            budget.add(time.perf_counter() - start, self.text, name, self.field)
+            budget.charge(budget.since(start, cpu_s), self.text, name, self.field)
             return found
         raise out_of_time(self.text, name, self.field, f"{budget.per_match_s:g} s for one match")
 

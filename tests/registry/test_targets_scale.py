@@ -268,7 +268,7 @@ def test_too_many_entries():
 
 
 def test_threads_share_an_index():
-    names = list(kimi_like())[::7]
+    names = list(kimi_like())[::29]
     groups = [("g", [r"re:.*experts\.1\d\.", names[3]]), ("h", [r"re:(?=.*up)model\.layers\.[1-4]\.", "Linear"])]
     ignore = [r"re:.*layers\.5\..*", names[8], "gone"]
     alone = TargetIndex(groups, ignore)
