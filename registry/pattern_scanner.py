@@ -76,7 +76,7 @@ class Scanner:
         seconds = time.perf_counter() - start
         if seconds > _FREE_S:
             if seconds > PLAIN_S:
-                # Was it work, or waiting for a turn? Doing it again tells, for less than the clock of every scan would take.
+                # Was it work, or waiting for a turn? Doing it again tells; every scan's CPU time would cost more.
                 cpu_s = time.thread_time()
                 self._match(name.encode())
                 seconds = 2 * (time.thread_time() - cpu_s)

@@ -10,11 +10,14 @@ import time
 import tomllib
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Thread
+from types import SimpleNamespace
 
 import pytest
 
 from quantdispatch.registry import pattern_scanner, pattern_sets, patterns
 from quantdispatch.registry.errors import ConfigError
+from quantdispatch.registry.pattern_scanner import build_scanner
 from quantdispatch.registry.pattern_sets import PatternSet
 from quantdispatch.registry.patterns import Pattern, PatternBudget
 from quantdispatch.registry.targets import MAX_ENTRIES, TargetIndex, TargetMatch
@@ -224,11 +227,29 @@ def test_a_scanner_answers_right_or_not_at_all(memory, monkeypatch):
         assert found is None or found == expected
 
 
-def test_waiting_for_the_processor_is_not_charged():
+@pytest.mark.parametrize("engine", ["regex", "re2"])
+def test_waiting_for_the_processor_is_not_charged(engine, monkeypatch):
     budget = PatternBudget(total_s=0.5)
-    for _ in range(30):
-        budget.add(0.1, "a")  # three seconds by the wall clock, in which this process did nothing
-    assert budget.spent_s < 0.5
+    pattern = Pattern("a", budget)
+
+    def slept(*args, **kwargs):
+        """0.05 s by the wall clock, in which another thread of this process works."""
+        worker = Thread(target=sum, args=(range(300_000),))
+        worker.start()
+        time.sleep(0.05)
+        worker.join()
+        return [0, 1]
+
+    if engine == "regex":
+        monkeypatch.setitem(pattern.__dict__, "_regex", SimpleNamespace(match=slept))
+        asked = pattern.ask
+    else:
+        scanner = build_scanner([("a", None)], budget)[0]
+        scanner._match = slept
+        asked = scanner.scan
+    for _ in range(15):
+        assert asked("a")
+    assert budget.spent_s < 0.1
 
 
 def test_a_limit_that_ran_out_while_the_thread_did_not_run_is_tried_again(monkeypatch):
