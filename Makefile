@@ -6,13 +6,20 @@ STAMP := $(VENV)/.installed
 MODEL := .cache/models/smollm2-w4a16-asym
 TYPING := .cache/typing
 
+CXX ?= c++
+NATIVE := backends/cpu/native
+NATIVE_SOURCES := $(wildcard $(NATIVE)/*.cpp)
+NATIVE_ALL := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*.inl) $(NATIVE)/flags.txt
+LIBRARY := $(NATIVE)/_kernels.native.so
+OBJECTS := $(patsubst $(NATIVE)/%.cpp,.cache/native/%.o,$(NATIVE_SOURCES))
+
 # Nothing here may ask a hub for anything; and pip has nothing to say that a log should keep.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install demo test test-all test-plugins lint format types pages bench clean
+.PHONY: help install native sanitize demo test test-all test-plugins lint format types pages bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -38,6 +45,25 @@ $(STAMP): pyproject.toml constraints.txt
 	@# Where Python is told to write no bytecode, every start would compile the package anew.
 	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli testing
 	@touch $@
+
+# Installing builds the library as well; this is for edits, and compiles only what they touch.
+native: $(LIBRARY)
+
+$(LIBRARY): $(NATIVE_ALL) | $(STAMP)
+	@if command -v $(CXX) >/dev/null; then \
+	  $(MAKE) --no-print-directory -j$$(nproc 2>/dev/null || echo 2) .cache/native/_kernels.native.so && \
+	  cp .cache/native/_kernels.native.so $@.new && mv $@.new $@; \
+	else echo "no C++ compiler ($(CXX)): the native kernels are not built"; fi
+
+# A process that has the old library loaded keeps it: the new one takes its name, not its place.
+.cache/native/_kernels.native.so: $(OBJECTS)
+	$(CXX) -shared -pthread -o $@ $^
+
+.cache/native/%.o: $(NATIVE)/%.cpp $(NATIVE)/flags.txt
+	@mkdir -p $(@D)
+	$(CXX) @$(NATIVE)/flags.txt -MMD -c $< -o $@
+
+-include $(OBJECTS:.o=.d)
 
 demo: $(STAMP)
 	@$(BIN)/python examples/demo.py

@@ -15,7 +15,7 @@ from .bitplanes import codes_of, pack_planes
 from .chunked import FP8
 from .float8 import is_nan
 from .linear import CpuLinear
-from .native import NATIVE_BF16
+from .isa import NATIVE_BF16
 from .ops import chunked_mm, plane_codes
 
 #: rows of x from which a bf16 product on bf16 instructions outweighs one more pass over the weight

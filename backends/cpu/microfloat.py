@@ -21,7 +21,7 @@ from .chunked import FP8
 from .dequant import MANY_ROWS, nan_rows
 from .linear import CpuLinear
 from .microfloat_planes import FP4, FP6, pack_floats, unpack_floats
-from .native import NATIVE_BF16
+from .isa import NATIVE_BF16
 from .ops import chunked_mm
 
 

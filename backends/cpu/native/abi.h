@@ -2,6 +2,9 @@
 #pragma once
 #include <stdint.h>
 
+#if defined(__GNUC__)
+#pragma GCC visibility push(default)
+#endif
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -67,4 +70,7 @@ void qd_set_pool(void* gomp_parallel, void* omp_get_thread_num);
 
 #ifdef __cplusplus
 }
+#endif
+#if defined(__GNUC__)
+#pragma GCC visibility pop
 #endif
