@@ -13,6 +13,7 @@ from typing import Self, cast
 import torch
 from torch import Tensor, nn
 
+from .fused_experts import Fused, fuse
 from .modules import QuantLinear
 from .stacking import Stacked, stack
 from .transforms import plain
@@ -45,6 +46,10 @@ class Expert(nn.Module):
         modules = cast("dict[str, nn.Module]", self._modules)
         return [modules[name] for name in self._first], modules[self._last]
 
+    def parts(self) -> tuple[dict[str, nn.Module | None], tuple[str, ...], str]:
+        """The children, and which of them read the hidden state and which one writes it."""
+        return self._modules, self._first, self._last
+
     def run(self, x: Tensor, activation: Activation) -> Tensor:
         """x [rows, H] to [rows, H]."""
         first, last = self.projections()
@@ -65,9 +70,18 @@ class QuantExperts(nn.Module):
 
     original: nn.Module
     _activation: Activation
+    _known: Callable[[nn.Module], str | None] | None
 
-    def __init__(self, experts: Sequence[Expert], activation: Activation, original: nn.Module) -> None:
-        """``activation``: of the model's own experts. ``original``: that module, its stacked weights empty."""
+    def __init__(
+        self,
+        experts: Sequence[Expert],
+        activation: Activation,
+        original: nn.Module,
+        known: Callable[[nn.Module], str | None] | None = None,
+    ) -> None:
+        """``activation``: of the model's own experts. ``original``: that module, its stacked weights empty.
+        ``known``: the name of its activation, in the words of :class:`~.fused_experts.Fusing`, or ``None`` for one that
+        only the model knows; asked in every call, for modules can be changed."""
         super().__init__()
         for number, expert in enumerate(experts):
             self.add_module(str(number), expert)
@@ -75,6 +89,8 @@ class QuantExperts(nn.Module):
         # not children: nothing of theirs is stored or moved
         object.__setattr__(self, "_activation", activation)
         object.__setattr__(self, "original", original)
+        object.__setattr__(self, "_known", known)
+        self._fused: Fused | None = None
 
     def expert(self, number: int) -> Expert:
         return cast(Expert, self._modules[str(number)])
@@ -94,6 +110,9 @@ class QuantExperts(nn.Module):
         """``hidden_states`` [T, H], ``top_k_index`` int [T, k], ``top_k_weights`` [T, k] to [T, H] in the dtype of the
         hidden states: the weighted sum over the chosen experts, added up in fp32. An index of E (an expert that lives
         elsewhere) adds nothing."""
+        fused = self._fuse(hidden_states, top_k_index, top_k_weights)
+        if fused is not None:
+            return fused.run(hidden_states, top_k_index, top_k_weights)
         total = torch.zeros(hidden_states.shape, dtype=torch.float32, device=hidden_states.device)
         if hidden_states.shape[0] == 1:
             self._add_one(total, hidden_states, top_k_index[0].tolist(), top_k_weights[0])
@@ -102,6 +121,21 @@ class QuantExperts(nn.Module):
                 part = self._expert(number, hidden_states[rows])
                 total.index_add_(0, rows, part.float() * weights.float().unsqueeze(-1))
         return total.to(hidden_states.dtype)
+
+    def _fuse(self, x: Tensor, index: Tensor, weights: Tensor) -> Fused | None:
+        """One call for all experts, where their kernel has it and takes this input."""
+        if self._known is None or torch.compiler.is_compiling():
+            return None
+        activation = self._known(self.original)
+        if activation is None:
+            return None
+        fused = self._fused
+        # of many tokens nearly all experts are chosen
+        chosen = index[0].tolist() if x.shape[0] == 1 else range(self.num_experts)
+        if fused is None or fused.activation != activation or not fused.holds(chosen):
+            experts = [self.expert(number).parts() for number in range(self.num_experts)]
+            fused = self._fused = fuse(experts, activation)
+        return fused if fused is not None and fused.takes(x, weights) else None
 
     def _add_one(self, total: Tensor, x: Tensor, chosen: list[int], weights: Tensor) -> None:
         """One token needs no sorting, and in decoding there is one."""

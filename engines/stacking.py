@@ -25,7 +25,7 @@ class Stacked:
         """Are these still the modules' tensors, not loaded again, moved or cast, and does nobody listen to one module
         by itself?"""
         for module, (impl, state) in zip(modules, self.members, strict=True):
-            if type(module) is not QuantLinear or module._impl is not impl or _has_hooks(module):
+            if type(module) is not QuantLinear or module._impl is not impl or has_hooks(module):
                 return False
             buffers = module._buffers
             for name, tensor in state.items():
@@ -39,7 +39,7 @@ def stack(modules: Sequence[Any]) -> Stacked | None:
     ``stack``) and nobody would miss the calls of the single modules. Results are the same."""
     if len(modules) < 2 or torch.compiler.is_compiling():
         return None
-    if any(type(module) is not QuantLinear or not module.loaded or _has_hooks(module) for module in modules):
+    if any(type(module) is not QuantLinear or not module.loaded or has_hooks(module) for module in modules):
         return None
     layers = [(module._impl, module._buffers) for module in modules]
     method = getattr(layers[0][0], "stack", None)
@@ -54,5 +54,6 @@ def stack(modules: Sequence[Any]) -> Stacked | None:
     return Stacked(impl, state, [(module._impl, part) for module, part in zip(modules, parts, strict=True)])
 
 
-def _has_hooks(module: torch.nn.Module) -> bool:
+def has_hooks(module: torch.nn.Module) -> bool:
+    """Does anybody listen to calls of this module by itself?"""
     return bool(module._forward_hooks or module._forward_pre_hooks)

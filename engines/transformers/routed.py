@@ -17,6 +17,7 @@ from torch import nn
 from ...registry.errors import CheckpointError
 from ...registry.plan import Resolution
 from ..experts import Expert, QuantExperts
+from .gates import known_activation
 
 _NUMBERED = re.compile(r"(?:^|\.)(\d+)\.([^.]+)$")
 _STACKED = ("gate_up_proj", "up_proj", "down_proj")
@@ -122,4 +123,4 @@ class RoutedExperts:
         for name in [name for name, _ in original.named_parameters(recurse=False)]:
             setattr(original, name, None)
         activation: Any = original._apply_gate if getattr(original, "has_gate", True) else original.act_fn
-        return QuantExperts(ordered, activation, original)
+        return QuantExperts(ordered, activation, original, known_activation)
