@@ -39,7 +39,7 @@ def known_activation(experts: nn.Module) -> str | None:
     if kind is nn.SiLU or kind in _SILU:
         return "silu"
     if kind is nn.GELU:
-        return "gelu_tanh" if function.approximate == "tanh" else "gelu"  # type: ignore[comparison-overlap]
+        return "gelu_tanh" if function.approximate == "tanh" else "gelu"
     if kind in (*_GELU, *_TANH):
         return _of_function(getattr(function, "act", None))
     return None

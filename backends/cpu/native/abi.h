@@ -16,7 +16,7 @@ enum qd_dtype { QD_BF16 = 0, QD_FP16 = 1, QD_FP32 = 2, QD_E8M0 = 3, QD_E4M3 = 4 
 // What a slot holds: an integer plus 2^(slot_bits-1), an e2m1 nibble, an e4m3 byte.
 enum qd_format { QD_INT = 0, QD_FP4 = 1, QD_FP8 = 2 };
 enum qd_isa { QD_PORTABLE = 0, QD_AVX2 = 1, QD_AVX512 = 2 };
-// Of gated experts, applied to the gate.
+// Of experts.
 enum qd_activation { QD_SILU = 0, QD_GELU = 1, QD_GELU_TANH = 2 };
 
 // A packed weight of N outputs and K inputs.
@@ -49,11 +49,12 @@ typedef struct qd_inputs {
 int32_t qd_linear_int8(const qd_weight* weight, const qd_inputs* inputs, const void* x, int64_t m, int64_t x_stride,
                        void* y, int64_t y_stride, int32_t dtype, int32_t threads);
 
-// Gated experts: y[t] = sum_j weights[t, j] * down(act(gate(x[t])) * up(x[t])) of expert index[t, j]. gate_up[e] has the
-// gate's outputs first, then as many of up. An index outside 0..experts-1 adds nothing.
-int32_t qd_moe(const qd_weight* gate_up, const qd_weight* down, int64_t experts, int32_t activation, const void* x,
-               int64_t tokens, int64_t x_stride, const int64_t* index, const float* weights, int64_t top_k, void* y,
-               int64_t y_stride, int32_t dtype, int32_t threads);
+// Experts of a layer: y[t] = sum_j weights[t, j] * down(act(gate(x[t])) * up(x[t])) of expert index[t, j], each its own
+// qd_weight with a format of its own. `up` null: experts without a gate, down(act(gate(x[t]))). All gates and ups have
+// the same n and k, which is the downs' k and n. An index outside 0..experts-1 adds nothing.
+int32_t qd_moe(const qd_weight* gate, const qd_weight* up, const qd_weight* down, int64_t experts, int32_t activation,
+               const void* x, int64_t tokens, int64_t x_stride, const int64_t* index, const float* weights,
+               int64_t top_k, void* y, int64_t y_stride, int32_t dtype, int32_t threads);
 
 // codes: int8 [n, k] (integers), or bytes (e2m1 nibbles in a byte each, e4m3 bytes). columns as in qd_weight.
 int32_t qd_pack(const qd_weight* shape, const uint8_t* codes, uint32_t* packed, int32_t threads);

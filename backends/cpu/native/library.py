@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "qd_linear": (_WEIGHT, *_ROWS, _POINTER, _LONG, _INT, _INT),
     "qd_linear_int8": (_WEIGHT, ctypes.POINTER(Inputs), *_ROWS, _POINTER, _LONG, _INT, _INT),
     "qd_moe": (
-        *(_WEIGHT, _WEIGHT, _LONG, _INT, *_ROWS, _POINTER, _POINTER, _LONG),
+        *(_WEIGHT, _WEIGHT, _WEIGHT, _LONG, _INT, *_ROWS, _POINTER, _POINTER, _LONG),
         *(_POINTER, _LONG, _INT, _INT),
     ),
     "qd_pack": (_WEIGHT, _POINTER, _POINTER, _INT),
