@@ -18,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
-from .values import ABSENT, UNKNOWN
+from .values import ABSENT, PRESENT, UNKNOWN
 
 #: instruction sets that kernels ask for, as ``isa.<name>``, from the flags of /proc/cpuinfo
 ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "avx_vnni", "amx_int8", "amx_bf16", "asimd", "bf16", "i8mm")
 PACKAGES = ("torch", "triton", "transformers", "compressed-tensors", "vllm", "sglang", "humming-kernels")
+#: the package's own compiled kernels, which an installation may lack: ``package.<name>`` is the package's version
+NATIVE = "quantdispatch-native"
+_NATIVE_FOLDER = Path(__file__).parents[1] / "backends" / "cpu" / "native"
+_NATIVE_FILES = ("_kernels.native.so", "_kernels.native.dll")
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?::(?:(sm\d{2,3}[af]?)|(gfx[0-9a-f]{3,4})|(\d+)))?")
 
 
@@ -48,6 +52,7 @@ class Environment:
         """
         kind, arch = parse_device(device)
         facts: dict[str, Any] = {f"package.{name}": _version(name) for name in PACKAGES}
+        facts[f"package.{NATIVE}"] = _native_version()
         flags = _cpu_flags() if kind == "cpu" else frozenset()
         facts |= {f"isa.{name}": UNKNOWN if flags is None else name in flags for name in ISA}
         facts["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -125,6 +130,19 @@ def _version(package: str) -> Any:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ABSENT
+
+
+def native_library() -> Path | None:
+    """The file of the package's own compiled kernels, or ``None`` where it was installed without a compiler."""
+    return next((file for name in _NATIVE_FILES if (file := _NATIVE_FOLDER / name).is_file()), None)
+
+
+def _native_version() -> Any:
+    """The package's version where there are native kernels. Whether they load and compute is for their probe to say."""
+    if native_library() is None:
+        return ABSENT
+    version = _version("quantdispatch")
+    return PRESENT if version is ABSENT else version
 
 
 @cache

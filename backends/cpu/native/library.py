@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from ....registry.environment import native_library
 from ....registry.errors import ConfigError, NoKernelFound
 
 ABI_VERSION = 1
@@ -74,11 +75,6 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }
 
 
-def path() -> Path | None:
-    """The library's file, or ``None`` where the package was built without a compiler."""
-    return next(iter(sorted(Path(__file__).parent.glob("_kernels.native.*[ol]"))), None)  # .so, .dll
-
-
 @cache
 def load() -> ctypes.CDLL:
     """The library, with signatures, on torch's thread pool.
@@ -86,7 +82,7 @@ def load() -> ctypes.CDLL:
     Raises ``NoKernelFound`` where there is none, or one that is not of this version or cannot be loaded, and
     ``ConfigError`` where QUANTDISPATCH_ISA names an instruction set that is unknown or not this processor's.
     """
-    file = path()
+    file = native_library()
     if file is None:
         raise NoKernelFound("the native CPU kernels were not built", remedy=REMEDY)
     try:
