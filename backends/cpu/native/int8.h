@@ -98,11 +98,13 @@ struct Isa {
   // codes[c] = clamp(round_half_even(x[c] / scale + zero), low, high) - shift. Returns whether x has a NaN (its code is
   // any). A true division, never a reciprocal.
   bool (*quantize)(const void* x, int32_t dtype, int64_t k, const Quantizer& by, int16_t* codes);
+  // y[o] = values[o] * factor + bias[o] (bias may be null), rounded to dtype once, to nearest even.
+  void (*store)(const float* values, int64_t count, float factor, const float* bias, void* y, int32_t dtype);
 };
 
 const Isa& portable();
 #if defined(__x86_64__)
-const Isa& avx2();    // range and quantize serve avx512 as well
+const Isa& avx2();    // its range, quantize and store serve avx512 as well
 const Isa& avx512();
 #endif
 
