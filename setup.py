@@ -1,8 +1,8 @@
 """The native CPU kernels, an optional part of the build. All else about the package stands in pyproject.toml.
 
-They are one shared library with a plain C interface (backends/cpu/native/abi.h): it knows nothing of Python, so one build
-serves every version of it. Without a working C++ compiler the package installs all the same, and `quantdispatch doctor`
-says what is lost.
+They are one shared library with a plain C interface (backends/cpu/native/abi.h). It knows nothing of Python, so one
+build serves every version of it. Without a working C++ compiler the package installs all the same, and
+`quantdispatch doctor` says what is lost.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class BuildNative(build_ext):
 
         def compile_all(sources: list[str], **options: object) -> list[str]:
             with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-                return [name for names in pool.map(lambda one: compile_one([one], **options), sources) for name in names]
+                compiled = pool.map(lambda source: compile_one([source], **options), sources)
+                return [name for names in compiled for name in names]
 
         self.compiler.compile = compile_all
         try:
