@@ -9,42 +9,26 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "abi.h"
+#include "kernels.h"
 
 namespace qd {
 namespace int8 {
 
 constexpr int64_t kSpanColumns = 32768;
-constexpr int64_t kTile = 64;
 
-// What follows from a weight's numbers; made once a call.
-struct Shape {
+// As for weight-only kernels, with spans of kSpanColumns and what else is needed here. Made once a call.
+struct Shape : qd::Shape {
   const qd_weight* weight;
-  int32_t slot_bits;
-  int32_t slots;             // codes of a 16-bit word: 8, 5, 4, 3, 2
-  int32_t dword_columns;     // 2 * slots
-  int32_t steps;             // of the byte order below: ceil(slots / 2)
-  int32_t offset;            // 2^(slot_bits-1)
-  int64_t group_rows;        // dword rows of a group
-  int64_t rows;              // dword rows in all
-  int64_t span_rows;         // dword rows of a span; the last span of a group may have fewer
-  int64_t spans_per_group;
-  int64_t spans;             // groups * spans_per_group
-  int64_t padded_n;          // n up to a multiple of 16
-  int64_t tiles;
+  int32_t steps;   // of the byte order below: ceil(slots / 2)
+  int32_t offset;  // 2^(slot_bits-1)
+  int64_t spans;   // groups * spans_per_group
 
-  int64_t tile_width(int64_t tile) const {
-    const int64_t left = padded_n - tile * kTile;
-    return left < kTile ? left : kTile;
-  }
-  // Dword row r of the tile starts at tile_codes(tile) + r * tile_width(tile).
-  const uint32_t* tile_codes(int64_t tile) const { return weight->packed + tile * kTile * rows; }
-  // Index of the first scale (or zero point of 8 bits) of a tile; group g is g * tile_width(tile) further.
-  int64_t tile_scales(int64_t tile) const { return tile * kTile * weight->groups; }
-  // Columns of x in a dword row of the group g that exist (all of a group's columns, without the padding).
-  int64_t group_columns(int64_t g) const {
-    const int64_t left = weight->k - g * weight->group;
-    return left < weight->group ? left : weight->group;
+  explicit Shape(const qd_weight& w)
+      : qd::Shape(w), weight(&w), steps((slots + 1) / 2), offset(1 << (w.slot_bits - 1)) {
+    const int64_t most = kSpanColumns / dword_columns;
+    span_rows = group_rows <= most ? group_rows : most;
+    spans_per_group = ceil_div(group_rows, span_rows);
+    spans = groups * spans_per_group;
   }
 };
 
