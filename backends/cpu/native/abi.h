@@ -68,6 +68,8 @@ int32_t qd_isa_best(void);      // of this processor
 int32_t qd_set_isa(int32_t isa);  // 0, or negative where the processor lacks it
 // Addresses of GOMP_parallel and omp_get_thread_num of the OpenMP runtime to share, or nulls.
 void qd_set_pool(void* gomp_parallel, void* omp_get_thread_num);
+// The exclusive or of all words: reads memory and does little else, to measure how fast that can be. In 1 or 4 streams.
+uint64_t qd_read(const uint64_t* words, int64_t count, int32_t streams);
 
 #ifdef __cplusplus
 }

@@ -72,7 +72,9 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "qd_isa_best": (),
     "qd_set_isa": (_INT,),
     "qd_set_pool": (_POINTER, _POINTER),
+    "qd_read": (_POINTER, _LONG, _INT),
 }
+_RESULTS = {"qd_set_pool": None, "qd_read": ctypes.c_uint64}
 
 
 @cache
@@ -90,7 +92,7 @@ def load() -> ctypes.CDLL:
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name, None)
             if function is not None:
-                function.argtypes, function.restype = arguments, ctypes.c_int32
+                function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int32)
         version = library.qd_abi_version()
     except (OSError, AttributeError) as error:
         raise NoKernelFound(f"the native CPU kernels cannot be loaded: {error}", remedy=REMEDY) from error
@@ -99,7 +101,6 @@ def load() -> ctypes.CDLL:
             "the native CPU kernels are of another version of quantdispatch",
             field="ABI version", observed=version, required=ABI_VERSION, remedy=REMEDY,
         )  # fmt: skip
-    library.qd_set_pool.restype = None
     library.qd_set_pool(*_torch_pool())
     wanted = os.environ.get("QUANTDISPATCH_ISA", "")
     if wanted and wanted != ISAS[library.qd_isa()]:
