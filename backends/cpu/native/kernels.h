@@ -224,7 +224,7 @@ inline uint32_t zero_at(const Tile& tile, const Shape& shape, int64_t g, int64_t
 // --- memory and entry points that others reuse (linear.cpp) ---
 
 // 64-byte aligned memory of this thread, kept from call to call; valid until the thread asks for the same use again.
-enum Use { kUseWork, kUseOut, kUseScratch, kUseMoe, kUseInt8, kUses };
+enum Use { kUseWork, kUseOut, kUseScratch, kUseRow, kUseMoe, kUseInt8, kUses };  // kUseRow: of prepare itself
 void* thread_memory(Use use, size_t bytes);
 
 // 0, or the (negative) error of a weight that no kernel can read.
