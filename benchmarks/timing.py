@@ -10,12 +10,24 @@ from typing import TypeVar
 K = TypeVar("K", bound=Hashable)
 
 
-def interleaved(candidates: Mapping[K, Callable[[], object]], rounds: int) -> dict[K, list[float]]:
-    """Seconds of one call of each candidate, round by round, after one warm-up each. Torch must run on one thread."""
+#: rounds that are made however long they take: fewer have no median
+FEWEST = 3
+
+
+def interleaved(
+    candidates: Mapping[K, Callable[[], object]], rounds: int, limit: float | None = None
+) -> dict[K, list[float]]:
+    """Seconds of one call of each candidate, round by round, after one warm-up each. Torch must run on one thread.
+
+    ``limit``: seconds after which there are no more rounds.
+    """
     for call in candidates.values():
         call()
     seconds: dict[K, list[float]] = {name: [] for name in candidates}
-    for _ in range(rounds):
+    begin = time.monotonic()
+    for number in range(rounds):
+        if limit is not None and number >= FEWEST and time.monotonic() - begin > limit:
+            break
         for name, call in candidates.items():
             start = time.thread_time()
             call()
