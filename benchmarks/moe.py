@@ -1,4 +1,5 @@
-"""A model of routed experts, packed and in bf16: CPU time of a token and of a prompt, and bytes in memory.
+"""A model of routed experts, packed and in bf16: CPU time of a token and of a prompt, bytes in memory, and the peak of
+loading.
 
 The model is synthetic: the shape of Qwen3-MoE, 8 layers of 64 experts, 8 of them for each token, int4 in groups of 32,
 about 1 GB packed. Its weights are random bits; the packed tensors are written as they are, and the bf16 twin is what
@@ -11,6 +12,7 @@ import gc
 import json
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +48,25 @@ PEERS = ("eager", "batched_mm", "grouped_mm")
 #: batched_mm copies the weights of every token's experts: for a prompt that is more memory than the model
 PROMPT_PEERS = ("eager", "grouped_mm")
 PROMPT = 512
+
+#: loads a checkpoint in a process of its own: what the system says it needed at most, and what is left of it
+_LOAD = """
+import json, re, sys
+import torch, transformers, transformers.models.qwen3_moe.modeling_qwen3_moe
+from benchmarks.moe import plugin
+import quantdispatch
+from quantdispatch.engines.tensors import resident_bytes
+
+def status(key):
+    return int(re.search(rf"{key}:\\s+(\\d+) kB", open("/proc/self/status").read()).group(1)) * 1024
+
+torch.set_num_threads(1)
+with plugin():
+    open("/proc/self/clear_refs", "w").write("5")  # the high-water mark starts again from here
+    idle = status("VmRSS")
+    model = quantdispatch.load(sys.argv[1])
+    print(json.dumps({"peak": status("VmHWM") - idle, "resident": resident_bytes(model)}))
+"""
 
 
 def write(folder: Path, symmetric: bool) -> Path:
@@ -155,12 +176,27 @@ def measure(rounds: int = 9, kinds: tuple[bool, ...] = (False, True)) -> list[di
     return rows
 
 
+def loading_bytes(folder: Path) -> dict[str, int] | None:
+    """``peak``: most memory while loading, over that of a process that has imported everything. ``resident``: the
+    model's tensors. ``None`` where the system does not tell."""
+    if not os.access("/proc/self/clear_refs", os.W_OK):
+        return None
+    done = subprocess.run(
+        [sys.executable, "-c", _LOAD, str(folder)], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"loading {folder}: {done.stderr.strip()[-2000:]}")
+    figures: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
 def _compare(folder: Path, symmetric: bool, rounds: int) -> list[dict[str, Any]]:
     import torch
 
     import quantdispatch
     from quantdispatch.engines.tensors import resident_bytes
 
+    loading = loading_bytes(folder)
     ours = quantdispatch.load(folder)
     dense = quantdispatch.load(folder)
     dense.dequantize(torch.bfloat16)
@@ -185,6 +221,9 @@ def _compare(folder: Path, symmetric: bool, rounds: int) -> list[dict[str, Any]]
             "prompt_over_bf16": ratio(prompt[reader], prompt[name]) if name in prompt else None,
             "resident_bytes": bytes_[name == names[0]],
             "of_bf16": bytes_[name == names[0]] / bytes_[False],
+            "loading_over_resident_bytes": loading["peak"] - loading["resident"]
+            if loading and name == names[0]
+            else None,
         }
         for name in names
     ]

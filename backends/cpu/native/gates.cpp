@@ -69,8 +69,8 @@ QD_INLINE float gelu_tanh(float x) {
   return x / (1.0f + exp_of(-1.59576912160573073f * (x + 0.044715f * x * x * x)));
 }
 
-// The complementary error function of z >= 0: Chebyshev's fit of Numerical Recipes (erfcc), off by 1.2e-7 of the result,
-// however small that is. 1 - erf(z) would cancel there.
+// The complementary error function of z >= 0: Chebyshev's fit of Numerical Recipes (erfcc), off by 1.2e-7 of the
+// result, however small that is. 1 - erf(z) would cancel there.
 QD_INLINE float erfc_of(float z) {
   const float t = 1.0f / (1.0f + 0.5f * z);
   float p = 0.17087277f;

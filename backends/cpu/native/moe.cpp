@@ -6,9 +6,9 @@
 // tiles, so that one token with eight experts keeps as many threads busy as a long prompt does.
 //
 // Rounding: hidden values are rounded like a model's own tensors (gates.h). What the down projections give stays fp32
-// until the sum of a token's experts is complete, and is rounded once: a model rounds every expert's part as well, which
-// is a difference of at most half a unit in the last place of each part. A token's experts are added in the order of
-// their numbers. Nothing depends on the number of threads.
+// until the sum of a token's experts is complete, and is rounded once: a model rounds every expert's part as well, a
+// difference of at most half a unit in the last place of each part. A token's experts are added in the order of their
+// numbers. Nothing depends on the number of threads.
 #include <algorithm>
 #include <memory>
 #include <vector>
@@ -355,7 +355,8 @@ bool readable(const qd_weight& weight) { return weight.packed && weight.scale &&
 
 // 0, or an error, of all weights, chosen or not.
 int32_t check_layer(const Layer& layer) {
-  if (!layer.x.x || !layer.y || !layer.index || !layer.weights || !layer.down || layer.experts < 0 || layer.tokens < 0 || layer.top_k < 0) return kBadArgument;
+  if (!layer.x.x || !layer.y || !layer.index || !layer.weights || !layer.down) return kBadArgument;
+  if (layer.tokens < 0 || layer.top_k < 0) return kBadArgument;
   if (layer.activation < QD_SILU || layer.activation > QD_GELU_TANH) return kBadArgument;
   if (layer.dtype < QD_BF16 || layer.dtype > QD_FP32) return kBadArgument;
   for (int64_t e = 0; e < layer.experts; ++e) {
