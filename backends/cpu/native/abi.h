@@ -13,6 +13,8 @@ extern "C" {
 
 // Dtypes of activations and scales.
 enum qd_dtype { QD_BF16 = 0, QD_FP16 = 1, QD_FP32 = 2, QD_E8M0 = 3, QD_E4M3 = 4 };
+// Added to the dtype of x given to qd_linear: y is fp32, whatever x is.
+#define QD_WIDE 8
 // What a slot holds: an integer plus 2^(slot_bits-1), an e2m1 nibble, an e4m3 byte.
 enum qd_format { QD_INT = 0, QD_FP4 = 1, QD_FP8 = 2 };
 enum qd_isa { QD_PORTABLE = 0, QD_AVX2 = 1, QD_AVX512 = 2 };
@@ -56,11 +58,17 @@ int32_t qd_moe(const qd_weight* gate, const qd_weight* up, const qd_weight* down
                const void* x, int64_t tokens, int64_t x_stride, const int64_t* index, const float* weights,
                int64_t top_k, void* y, int64_t y_stride, int32_t dtype, int32_t threads);
 
-// codes: int8 [n, k] (integers), or bytes (e2m1 nibbles in a byte each, e4m3 bytes). columns as in qd_weight.
+// codes: int8 [n, k] (integers), or bytes (e2m1 nibbles in a byte each, e4m3 bytes). columns as in qd_weight. Packing
+// takes e2m1 values as e4m3 bytes too, which are told apart by being no number below 16, and refuses others.
 int32_t qd_pack(const qd_weight* shape, const uint8_t* codes, uint32_t* packed, int32_t threads);
 int32_t qd_unpack(const qd_weight* weight, uint8_t* codes, int32_t threads);
 // Single outputs: codes of rows index[0..count) as uint8 [count, k].
 int32_t qd_unpack_rows(const qd_weight* weight, const int64_t* index, int64_t count, uint8_t* codes);
+
+// y[m, n] = x[m, k] @ weight.T + bias, all of them bf16 and as torch stores them, summed in fp32. Strides in elements,
+// bias may be null. Negative where the instruction set in use has no such kernel (portable).
+int32_t qd_dense(const void* weight, int64_t n, int64_t k, int64_t stride, const void* bias, const void* x, int64_t m,
+                 int64_t x_stride, void* y, int64_t y_stride, int32_t threads);
 
 int32_t qd_abi_version(void);
 int32_t qd_isa(void);           // in use
