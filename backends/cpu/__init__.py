@@ -10,6 +10,7 @@ from typing import Any
 
 from ...registry.domains import between, not_in
 from ...registry.kernels import Absent, Args, Kernel, Needs
+from .native.dense_record import kernels as native_dense
 
 #: a ``moe`` layer is one projection of one expert, and computed like any other
 KINDS = {"linear", "lm_head", "moe"}
@@ -110,6 +111,7 @@ def _microfloats() -> Iterator[Needs]:
 def kernels() -> Iterator[Kernel]:
     """The records, best first."""
     here = "quantdispatch.backends.cpu"
+    yield from native_dense()
     yield Kernel(
         name="cpu/int4_torch",
         op="linear",

@@ -10,6 +10,7 @@ from torch import nn
 
 from ...registry.errors import CheckpointError
 from ...registry.plan import Resolution
+from ..dense import restore
 from ..embedding import QuantEmbedding, TiedHead
 from ..experts import QuantExperts
 from ..modules import QuantLinear
@@ -98,6 +99,7 @@ def fill_dense(linear: nn.Linear, tensors: dict[str, Any], device: torch.device)
 
 def make_dense(model: nn.Module, dtype: torch.dtype | None = None) -> None:
     """Every packed module of ``model`` becomes the dense one that it stands for; caches hold what they are given."""
+    restore(model)
     tables: dict[int, nn.Embedding] = {}
     # whatever holds others comes before them
     for kind in (QuantExperts, QuantEmbedding, TiedHead, QuantLinear, AttentionCache):

@@ -20,6 +20,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
 from ...registry.plan import Plan, Resolution, plan
+from ..dense import quicken
 from ..memory import release_free_memory
 from ..modules import QuantLinear
 from ..packed import PackedLayer
@@ -255,6 +256,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             make_dense(model)
         release_free_memory()
         if not self.quantization_config.dequantize:
+            if self._prepared is None or self._prepared.backend in (None, "cpu"):
+                quicken(model)
             model.quantdispatch_plan = self._plan
             # no gradient passes a packed layer: what is left asks for none, so that a plain call needs no no_grad()
             model.requires_grad_(False)

@@ -64,6 +64,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
         *(_WEIGHT, _WEIGHT, _WEIGHT, _LONG, _INT, *_ROWS, _POINTER, _POINTER, _LONG),
         *(_POINTER, _LONG, _INT, _INT),
     ),
+    "qd_dense": (_POINTER, _LONG, _LONG, _LONG, _POINTER, *_ROWS, _POINTER, _LONG, _INT),
     "qd_pack": (_WEIGHT, _POINTER, _POINTER, _INT),
     "qd_unpack": (_WEIGHT, _POINTER, _INT),
     "qd_unpack_rows": (_WEIGHT, _POINTER, _LONG, _POINTER),
