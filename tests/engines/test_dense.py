@@ -34,8 +34,9 @@ def test_error_is_that_of_rounding_the_result(m, n, k, bias, seed):
     model = quickened(n, k, bias, seed)
     x = torch.randn(m, k, generator=torch.Generator().manual_seed(seed)).bfloat16()
     exact = F.linear(x.double(), model[0].weight.double(), model[0].bias.double() if bias else None)
-    error = ((model(x).double() - exact).norm() / exact.norm()).item()
-    assert error <= 2.2e-3
+    # half a unit in the last of 8 bits, and what sums in fp32 lose
+    size = x.double().abs() @ model[0].weight.double().abs().T
+    assert bool(((model(x).double() - exact).abs() <= exact.abs() * 2**-8 + size * 2**-20).all())
 
 
 @pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 5, 64), (2, 0, 64)])
