@@ -43,7 +43,7 @@ struct Fp4 {
   template <int C>
   static __m256 value(__m256i bytes) {
     if constexpr (position(C) == 24) return _mm256_cvtepi32_ps(_mm256_srli_epi32(bytes, 24));
-    return _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(0xff << (position(C) & 15))));
+    return _mm256_cvtepi32_ps(_mm256_and_si256(bytes, _mm256_set1_epi32(static_cast<int>(0xffu << position(C)))));
   }
 };
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "kernels.h"
@@ -18,11 +19,13 @@ uint64_t load64(const uint8_t* bytes) {
   return value;
 }
 
-// Four values in the low bits of 16-bit lanes, to fields of `Bits` side by side: one multiplication moves them all.
+// Four values (three of five bits) in the low bits of 16-bit lanes, to fields of `Bits` side by side: one multiplication
+// moves them all.
 template <int Bits>
 uint32_t join(uint64_t lanes) {
-  constexpr uint64_t move = (uint64_t{1} << 48) | (uint64_t{1} << (32 + Bits)) | (uint64_t{1} << (16 + 2 * Bits)) |
-                            (uint64_t{1} << (3 * Bits));
+  constexpr uint64_t fourth = Bits < 5 ? uint64_t{1} << (3 * Bits) : 0;
+  constexpr uint64_t move =
+      (uint64_t{1} << 48) | (uint64_t{1} << (32 + Bits)) | (uint64_t{1} << (16 + 2 * Bits)) | fourth;
   return static_cast<uint32_t>((lanes * move) >> 48);
 }
 
@@ -64,12 +67,31 @@ uint32_t flips(const Shape& shape) {
   return flip;
 }
 
-// The codes of one output by position, padding zeros. Where no column moves there is nothing to copy.
+constexpr uint8_t kNoCode = 0xff;
+
+// The nibble of every byte that says an e2m1 value: itself, or that value as e4m3.
+struct Nibbles {
+  uint8_t of[256];
+  Nibbles() {
+    memset(of, kNoCode, sizeof of);
+    for (uint8_t nibble = 0; nibble < 16; ++nibble) of[nibble] = nibble;
+    const uint8_t wide[] = {0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c};
+    for (uint8_t i = 0; i < 8; ++i) {
+      of[wide[i]] = i;
+      of[wide[i] | 0x80] = i | 8;
+    }
+  }
+};
+
+// The codes of one output by position, padding zeros. Where no column moves and no code changes nothing is copied.
 class Positions {
  public:
   explicit Positions(const Shape& shape)
-      : shape_(shape), plain_(shape.columns == nullptr && shape.padded_k() == shape.k),
+      : shape_(shape),
+        plain_(shape.columns == nullptr && shape.padded_k() == shape.k && shape.format != QD_FP4),
         buffer_(plain_ ? 0 : static_cast<size_t>(shape.padded_k() * kTogether)) {}
+
+  bool all_known() const { return known_; }
 
   const uint8_t* of(const uint8_t* codes, int64_t slot) {
     if (plain_) return codes;
@@ -83,12 +105,23 @@ class Positions {
       const int32_t* const columns = shape_.columns + g * shape_.group;
       for (int64_t p = 0; p < shape_.group; ++p) to[p] = columns[p] < 0 ? uint8_t{0} : codes[columns[p]];
     }
+    if (shape_.format == QD_FP4) shorten(out);
     return out;
   }
 
  private:
+  void shorten(uint8_t* codes) {
+    static const Nibbles nibbles;
+    uint8_t seen = 0;
+    for (int64_t p = 0; p < shape_.padded_k(); ++p) {
+      codes[p] = nibbles.of[codes[p]];
+      seen |= codes[p];
+    }
+    known_ = known_ && seen < 16;
+  }
+
   const Shape& shape_;
-  bool plain_;
+  bool plain_, known_ = true;
   std::vector<uint8_t> buffer_;
 };
 
@@ -160,15 +193,17 @@ int32_t pack(const qd_weight& weight, void* context) {
   const Shape shape(weight);
   const PackTile pack_one = pack_tile_of(shape.slot_bits);
   const std::vector<uint8_t> zeros(static_cast<size_t>(shape.padded_k()) + 8);
+  std::atomic<bool> known{true};
   parallel_for(
       shape.tiles, call.threads,
       [&](int64_t begin, int64_t end, int32_t) {
         Positions positions(shape);
         for (int64_t t = begin; t < end; ++t)
           pack_one(shape, call.codes, t, positions, zeros.data(), call.packed + t * kTile * shape.rows);
+        if (!positions.all_known()) known = false;
       },
       shape.n * shape.k);
-  return 0;
+  return known ? 0 : -5;
 }
 
 int32_t unpack(const qd_weight& weight, void* context) {

@@ -119,6 +119,8 @@ extern "C" int32_t qd_linear(const qd_weight* weight, const void* x, int64_t m, 
   using namespace qd;
   if (!weight || !x || !y || !weight->packed || !weight->scale || (weight->zero_bits && !weight->zero)) return -1;
   if (const int32_t error = check(*weight)) return error;
+  const int32_t result = dtype & QD_WIDE ? QD_FP32 : dtype;
+  dtype &= ~QD_WIDE;
   if (m < 0 || dtype < QD_BF16 || dtype > QD_FP32) return -4;
   try {
     const Isa& isa = isa_in_use();
@@ -126,10 +128,10 @@ extern "C" int32_t qd_linear(const qd_weight* weight, const void* x, int64_t m, 
     const int64_t panels = ceil_div(m, isa.panel);
     // of equal height: a last one of few rows would be read for little
     const int64_t height = panels > 1 ? std::min(isa.panel, ceil_div(ceil_div(m, panels), 24) * 24) : m;
-    const int64_t size = dtype == QD_FP32 ? 4 : 2;
+    const int64_t size = dtype == QD_FP32 ? 4 : 2, result_size = result == QD_FP32 ? 4 : 2;
     for (int64_t i = 0; i < m; i += height) {
       const Rows rows{static_cast<const char*>(x) + i * x_stride * size, x_stride, dtype, nullptr};
-      const Output to{static_cast<char*>(y) + i * y_stride * size, y_stride, dtype, std::max(threads, 1)};
+      const Output to{static_cast<char*>(y) + i * y_stride * result_size, y_stride, result, std::max(threads, 1)};
       run_panel(isa, *weight, shape, rows, std::min(height, m - i), to);
     }
     return 0;
