@@ -34,6 +34,17 @@ QD_INLINE Vec load(const void* from) { return _mm256_loadu_si256(static_cast<con
 QD_INLINE void keep(void* to, Vec v) { _mm256_storeu_si256(static_cast<Vec*>(to), v); }
 QD_INLINE Vec spread(const int32_t* from) { return _mm256_set1_epi32(*from); }
 
+// sum + v, written where sum stands. Left to themselves, compilers move all products of a step before the first of its
+// additions, and with 12 sums there are no registers for them.
+QD_INLINE Vec add32(Vec sum, Vec v) {
+  __asm__ volatile("vpaddd %1, %0, %0" : "+x"(sum) : "x"(v));
+  return sum;
+}
+QD_INLINE Vec add16(Vec sum, Vec v) {
+  __asm__ volatile("vpaddw %1, %0, %0" : "+x"(sum) : "x"(v));
+  return sum;
+}
+
 // --- codes of a dword to what is multiplied ---
 
 template <int kBits>
@@ -132,8 +143,8 @@ void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride
       const Vec first = load(codes + 16 * s), second = load(codes + 16 * s + 8);
       for (int i = 0; i < kRows; ++i) {
         const Vec value = spread(x + i * stride + s);
-        sum[i][0] = _mm256_add_epi32(sum[i][0], C::multiply(first, value));
-        sum[i][1] = _mm256_add_epi32(sum[i][1], C::multiply(second, value));
+        sum[i][0] = add32(sum[i][0], C::multiply(first, value));
+        sum[i][1] = add32(sum[i][1], C::multiply(second, value));
       }
     }
     for (int i = 0; i < kRows; ++i)
@@ -147,8 +158,8 @@ void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride
       const Vec first = load(codes + 16 * s), second = load(codes + 16 * s + 8);
       for (int i = 0; i < kRows; ++i) {
         const Vec value = spread(x + i * stride + s);
-        sum[i][0] = _mm256_add_epi16(sum[i][0], C::multiply(first, value));
-        sum[i][1] = _mm256_add_epi16(sum[i][1], C::multiply(second, value));
+        sum[i][0] = add16(sum[i][0], C::multiply(first, value));
+        sum[i][1] = add16(sum[i][1], C::multiply(second, value));
       }
     }
     for (int i = 0; i < kRows; ++i)
