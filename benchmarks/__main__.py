@@ -1,4 +1,7 @@
-"""``python -m benchmarks [NAME ...] [--json FILE]``: run some or all measurements and print them as tables."""
+"""``python -m benchmarks [NAME ...] [--json FILE]``: run some or all measurements and print them as tables.
+
+``python -m benchmarks presets|minilm [OPTIONS]`` measures real models and writes a page of docs/.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,15 @@ import argparse
 import importlib
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+#: these write a page of docs/ each and have options of their own
+PAGES = ("presets", "minilm")
 NAMES = ("startup", "resolve", "plan_scale", "rule_checks", "memory", "agreement", "decode", "moe")
 
 
@@ -32,8 +38,13 @@ def _text(key: str, value: Any) -> str:
 
 
 def main() -> None:
+    if sys.argv[1:] and sys.argv[1] in PAGES:
+        importlib.import_module(f".{sys.argv[1]}", __package__).main(sys.argv[2:])
+        return
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)} (all)")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which: {', '.join(NAMES)} (all), or {' or '.join(PAGES)}"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(NAMES))

