@@ -32,6 +32,16 @@
 
 // In functions that must not be left standing as calls: their arguments are registers.
 #define QD_INLINE inline __attribute__((always_inline))
+// Before loops of constant length over registers: only unrolled do their arrays become registers.
+#if defined(QD_EMULATE)
+#define QD_UNROLL(n)
+#elif defined(__clang__)
+#define QD_UNROLL(n) _Pragma("unroll")
+#else
+#define QD_TEXT(text) #text
+#define QD_PRAGMA(text) _Pragma(QD_TEXT(text))
+#define QD_UNROLL(n) QD_PRAGMA(GCC unroll n)
+#endif
 
 namespace qd {
 namespace {

@@ -25,29 +25,29 @@ template <int kM, int kN>
 void block(const uint32_t* pairs, int64_t count, const Operand& op, int64_t first_pair, int64_t span,
            const float* scale, const float* zero) {
   __m512 acc[kM][kN];
-#pragma GCC unroll 6
+  QD_UNROLL(6)
   for (int m = 0; m < kM; ++m)
-#pragma GCC unroll 4
+    QD_UNROLL(4)
     for (int v = 0; v < kN; ++v) acc[m][v] = _mm512_setzero_ps();
   for (int64_t part = 0; part < op.parts; ++part) {
     const uint32_t* x = op.x + part * op.part_step + first_pair * op.pair_step;
     const uint32_t* pair = pairs;
     for (int64_t i = 0; i < count; ++i, pair += kN * 16, x += op.pair_step) {
       __m512i w[kN];
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int v = 0; v < kN; ++v) w[v] = _mm512_load_si512(pair + v * 16);
-#pragma GCC unroll 6
+      QD_UNROLL(6)
       for (int m = 0; m < kM; ++m) {
         const __m512i value = _mm512_set1_epi32(static_cast<int32_t>(x[m]));
-#pragma GCC unroll 4
+        QD_UNROLL(4)
         for (int v = 0; v < kN; ++v) acc[m][v] = dot_bf16(acc[m][v], w[v], value);
       }
     }
   }
-#pragma GCC unroll 6
+  QD_UNROLL(6)
   for (int m = 0; m < kM; ++m) {
     const __m512 sum = _mm512_set1_ps(zero ? op.sums[m * op.shape.spans() + span] : 0.f);
-#pragma GCC unroll 4
+    QD_UNROLL(4)
     for (int v = 0; v < kN; ++v) {
       float* to = op.out + m * op.ld + v * 16;
       if (zero) acc[m][v] = _mm512_fnmadd_ps(_mm512_load_ps(zero + v * 16), sum, acc[m][v]);
@@ -89,7 +89,7 @@ void decode(const Codes& codes, const Tile& tile, int64_t begin, int64_t count, 
   for (int64_t r = 0; r < count; ++r, code += tile.width, pairs += Codes::kPairs * tile.width)
     for (int64_t o = 0; o < tile.width; o += 16) {
       const typename Codes::State state = codes.load(_mm512_loadu_si512(code + o));
-#pragma GCC unroll 8
+      QD_UNROLL(8)
       for (int j = 0; j < Codes::kPairs; ++j) {
         __m512i pair = codes.pair(state, j);
         if (kFold) pair = scaled_pair(pair, _mm512_load_ps(scale + o));

@@ -63,17 +63,17 @@ QD_INLINE void add_rows(const Codes& codes, const uint32_t* code, int64_t width,
   constexpr int kPairs = Codes::kPairs;
   for (int64_t r = 0; r < count; ++r, code += width, x += kPairs * pair_step) {
     typename Codes::State state[kN];
-#pragma GCC unroll 4
+    QD_UNROLL(4)
     for (int v = 0; v < kN; ++v) state[v] = codes.load(_mm512_loadu_si512(code + v * 16));
-#pragma GCC unroll 8
+    QD_UNROLL(8)
     for (int j = 0; j < kPairs; ++j) {
       __m512i pair[kN];
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int v = 0; v < kN; ++v) pair[v] = codes.pair(state[v], j);
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int m = 0; m < kM; ++m) {
         const __m512i value = _mm512_set1_epi32(static_cast<int32_t>(x[j * pair_step + m]));
-#pragma GCC unroll 4
+        QD_UNROLL(4)
         for (int v = 0; v < kN; ++v) acc[m][v] = dot_bf16(acc[m][v], pair[v], value);
       }
     }
@@ -96,28 +96,28 @@ void few_rows(const Codes& codes, const Scales& scales, const Operand& op, int64
     const int64_t g = span / shape.spans_per_group, in_group = (span - g * shape.spans_per_group) * shape.span_rows;
     const int64_t left = shape.group_rows - in_group, begin = g * shape.group_rows + in_group;
     __m512 acc[kM][kN];
-#pragma GCC unroll 4
+    QD_UNROLL(4)
     for (int m = 0; m < kM; ++m)
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int v = 0; v < kN; ++v) acc[m][v] = _mm512_setzero_ps();
     for (int64_t part = 0; part < op.parts; ++part)
       add_rows(codes, tile.codes + begin * tile.width + first, tile.width,
                op.x + part * op.part_step + begin * x_row, op.pair_step,
                left < shape.span_rows ? left : shape.span_rows, acc);
     if (tile.zero) {
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int v = 0; v < kN; ++v) {
         const __m512 zero = _mm512_cvtepi32_ps(_mm512_sub_epi32(load_zeros(tile, g, first + v * 16), offset));
-#pragma GCC unroll 4
+        QD_UNROLL(4)
         for (int m = 0; m < kM; ++m)
           acc[m][v] = _mm512_fnmadd_ps(zero, _mm512_set1_ps(op.sums[m * shape.spans() + span]), acc[m][v]);
       }
     }
     __m512 scale[kN];
     scales.load(tile.scale + g * tile.scale_step + first * bytes, scale);
-#pragma GCC unroll 4
+    QD_UNROLL(4)
     for (int m = 0; m < kM; ++m)
-#pragma GCC unroll 4
+      QD_UNROLL(4)
       for (int v = 0; v < kN; ++v) {
         float* to = op.out + m * op.ld + first + v * 16;
         if (kM == 1)
