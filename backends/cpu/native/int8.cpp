@@ -214,6 +214,7 @@ int64_t aligned(int64_t bytes) { return (bytes + 63) & ~int64_t{63}; }
 struct Result {
   void* y;
   int64_t stride;
+  int32_t dtype;
 };
 
 void multiply(const Call& call, Result result, int32_t threads) {
@@ -224,7 +225,7 @@ void multiply(const Call& call, Result result, int32_t threads) {
                   zeros ? reinterpret_cast<const int8_t*>(call.codes + call.m * call.stride) : nullptr};
   const int64_t blocks = ceil_div(call.m, kBlock);
   const int64_t block = ceil_div(ceil_div(call.m, blocks), kStep) * kStep;
-  const int64_t size = call.x.dtype == QD_FP32 ? 4 : 2;
+  const int64_t size = result.dtype == QD_FP32 ? 4 : 2;
   const int64_t most = std::min(block, call.m);
   parallel_for(
       shape.tiles * blocks, threads,
@@ -239,14 +240,14 @@ void multiply(const Call& call, Result result, int32_t threads) {
           const float* const bias = weight.bias ? weight.bias + tile * kTile : nullptr;
           for (int64_t i = begin; i < end; ++i)
             call.isa.store(out + (i - begin) * kTile, shape.outputs(tile), call.scale[i] * weight.unit, bias,
-                           static_cast<char*>(result.y) + (i * result.stride + tile * kTile) * size, call.x.dtype);
+                           static_cast<char*>(result.y) + (i * result.stride + tile * kTile) * size, result.dtype);
         }
       },
       shape.padded_n * shape.rows * 4 * ceil_div(call.m, 4));
 }
 
 bool fits(const qd_weight& weight, const qd_inputs& inputs, int64_t m, int32_t dtype) {
-  if (check(weight) != 0 || weight.format != QD_INT || weight.scale_dtype > QD_FP32) return false;
+  if (weight.format != QD_INT || weight.scale_dtype > QD_FP32) return false;
   if (m < 0 || dtype < QD_BF16 || dtype > QD_FP32 || inputs.bits < 2 || inputs.bits > 8) return false;
   const float high = static_cast<float>((1 << (inputs.bits - 1)) - 1);
   return inputs.dynamic || inputs.symmetric ||
@@ -254,9 +255,7 @@ bool fits(const qd_weight& weight, const qd_inputs& inputs, int64_t m, int32_t d
           inputs.zero_point == std::nearbyint(inputs.zero_point));
 }
 
-}  // namespace
-
-int32_t linear(const qd_weight& weight, const qd_inputs& inputs, const qd::Rows& x, int64_t m, Result result,
+void linear(const qd_weight& weight, const qd_inputs& inputs, const qd::Rows& x, int64_t m, Result result,
                int32_t threads) {
   const Shape shape(weight);
   const Isa& isa = in_use();
@@ -276,16 +275,27 @@ int32_t linear(const qd_weight& weight, const qd_inputs& inputs, const qd::Rows&
                   reinterpret_cast<float*>(memory[3]), reinterpret_cast<Range*>(memory[4])};
   quantize(call, threads);
   multiply(call, result, threads);
-  return 0;
 }
 
+}  // namespace
 }  // namespace int8
 }  // namespace qd
 
 extern "C" int32_t qd_linear_int8(const qd_weight* weight, const qd_inputs* inputs, const void* x, int64_t m,
                                   int64_t x_stride, void* y, int64_t y_stride, int32_t dtype, int32_t threads) {
   using namespace qd::int8;
-  if (!fits(*weight, *inputs, m, dtype)) return -1;
+  if (!weight || !inputs || !x || !y || !weight->packed || !weight->scale || (weight->zero_bits && !weight->zero))
+    return -1;
+  if (const int32_t error = qd::check(*weight)) return error;
+  const int32_t result = dtype & QD_WIDE ? QD_FP32 : dtype;
+  dtype &= ~QD_WIDE;
+  if (!fits(*weight, *inputs, m, dtype)) return -4;
   if (m == 0) return 0;
-  return linear(*weight, *inputs, qd::Rows{x, x_stride, dtype, nullptr}, m, Result{y, y_stride}, threads);
+  try {
+    linear(*weight, *inputs, qd::Rows{x, x_stride, dtype, nullptr}, m, Result{y, y_stride, result},
+           std::max(threads, 1));
+    return 0;
+  } catch (...) {  // no memory
+    return -9;
+  }
 }
