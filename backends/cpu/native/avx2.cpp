@@ -27,7 +27,6 @@ constexpr int64_t kHeight = 6;    // rows of x that lie together: with 16 output
 constexpr int64_t kBlock = 256;   // columns decoded at once: 64 KB of a tile
 constexpr int64_t kFewRows = 12;  // up to which decoding anew for every six rows costs less than writing it down
 constexpr int64_t kAhead = 1024;  // dwords that are fetched ahead
-constexpr int kVectors = 8;       // of a tile that one row of x is multiplied with at once
 
 enum Mode { kFew, kMany };
 

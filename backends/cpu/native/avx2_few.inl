@@ -47,145 +47,176 @@ struct Fp4 {
   }
 };
 
-// A span of x: [columns][Rows] times 2^-excess, and the sums of its columns [Rows].
-struct Span {
+// Spans of x that lie side by side: [columns][M] times 2^-excess, and the sums of each span's columns [M].
+struct Spans {
   const float* x;
   const float* sums;
-  int64_t rows;  // of dwords
+  int64_t count, rows;  // spans, dword rows of each
 };
 
 // Of a tile, the vectors that a call works on.
 struct Outputs {
-  const uint32_t* codes;  // of the span's first dword row
+  const uint32_t* codes;  // of the first span's first dword row
   int64_t width;
-  const float *scale, *zero;
+  const float *scale, *zero;  // a span's are kTile further than the last one's; zero null: all are the format's
   float* y;
   int64_t ld;
 };
 
-template <class Code, int Field, int C, int M, int V>
-QD_INLINE void add_column(const __m256i* field, const float* x, __m256 (&sum)[M][V]) {
+// Sums of which a column adds to one: enough that no addition waits for the one before.
+constexpr int chains_of(int rows, int vectors) { return rows * vectors < 8 ? 2 : 1; }
+
+template <class Code, int Field, int C, int M, int V, int Chains>
+QD_INLINE void add_column(const __m256i* field, const float* x, __m256 (&sum)[Chains][M][V]) {
   if constexpr (C < Code::kColumns) {
     if constexpr (Code::field(C) == Field) {
       __m256 value[V];
+#pragma GCC unroll 8
       for (int v = 0; v < V; ++v) value[v] = Code::template value<C>(field[v]);
+#pragma GCC unroll 8
       for (int i = 0; i < M; ++i) {
         const __m256 factor = _mm256_broadcast_ss(x + C * M + i);
-        for (int v = 0; v < V; ++v) sum[i][v] = _mm256_fmadd_ps(value[v], factor, sum[i][v]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) sum[C % Chains][i][v] = _mm256_fmadd_ps(value[v], factor, sum[C % Chains][i][v]);
       }
     }
-    add_column<Code, Field, C + 1, M, V>(field, x, sum);
+    add_column<Code, Field, C + 1, M, V, Chains>(field, x, sum);
   }
 }
 
-template <class Code, int Field, int M, int V>
-QD_INLINE void add_fields(const uint32_t* codes, const float* x, __m256 (&sum)[M][V]) {
+template <class Code, int Field, int M, int V, int Chains>
+QD_INLINE void add_fields(const uint32_t* codes, const float* x, __m256 (&sum)[Chains][M][V]) {
   if constexpr (Field < Code::kFields) {
     __m256i field[V];
+#pragma GCC unroll 8
     for (int v = 0; v < V; ++v)
       field[v] = Code::template turn<Field>(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 8 * v)));
-    add_column<Code, Field, 0, M, V>(field, x, sum);
-    add_fields<Code, Field + 1, M, V>(codes, x, sum);
+    add_column<Code, Field, 0, M, V, Chains>(field, x, sum);
+    add_fields<Code, Field + 1, M, V, Chains>(codes, x, sum);
   }
+}
+
+template <int V>
+QD_INLINE void fetch(const uint32_t* codes) {
+  _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead), _MM_HINT_T0);
+  if constexpr (V > 2) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 16), _MM_HINT_T0);
+}
+
+QD_INLINE void add_scaled(const float* scale, __m256 sum, float* y) {
+  _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_load_ps(scale), sum, _mm256_loadu_ps(y)));
 }
 
 template <class Code>
 struct Integers {
-  static constexpr int kUnroll = 0;
+  static constexpr bool kPairs = false;
   static float unit() { return Code::kUnit; }
 
   template <int M, int V>
-  static void add(const Span& span, const Outputs& to) {
-    __m256 sum[M][V];
-    for (int v = 0; v < V; ++v) {
-      const __m256 zero = _mm256_xor_ps(_mm256_load_ps(to.zero + 8 * v), _mm256_set1_ps(-0.0f));
-      for (int i = 0; i < M; ++i) sum[i][v] = _mm256_mul_ps(zero, _mm256_broadcast_ss(span.sums + i));
-    }
+  static void add(const Spans& spans, const Outputs& to) {
+    constexpr int chains = chains_of(M, V);
     const uint32_t* codes = to.codes;
-    const float* x = span.x;
-    for (int64_t r = 0; r < span.rows; ++r, codes += to.width, x += Code::kColumns * M) {
-      _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead), _MM_HINT_T0);
-      if constexpr (V > 2) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 16), _MM_HINT_T0);
-      if constexpr (V > 4) {
-        _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 32), _MM_HINT_T0);
-        _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 48), _MM_HINT_T0);
+    const float *x = spans.x, *sums = spans.sums, *scale = to.scale, *zero = to.zero;
+    for (int64_t s = 0; s < spans.count; ++s, sums += M, scale += kTile) {
+      __m256 sum[chains][M][V];
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i) {
+        const __m256 factor = _mm256_set1_ps(-sums[i]);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          sum[0][i][v] = _mm256_mul_ps(zero ? _mm256_load_ps(zero + 8 * v) : _mm256_set1_ps(Code::zero()), factor);
+#pragma GCC unroll 8
+          for (int chain = 1; chain < chains; ++chain) sum[chain][i][v] = _mm256_setzero_ps();
+        }
       }
-      add_fields<Code, 0, M, V>(codes, x, sum);
+      if (zero) zero += kTile;
+      for (int64_t r = 0; r < spans.rows; ++r, codes += to.width, x += Code::kColumns * M) {
+        fetch<V>(codes);
+        add_fields<Code, 0, M, V, chains>(codes, x, sum);
+      }
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          if constexpr (chains > 1) sum[0][i][v] = _mm256_add_ps(sum[0][i][v], sum[chains - 1][i][v]);
+          add_scaled(scale + 8 * v, sum[0][i][v], to.y + i * to.ld + 8 * v);
+        }
     }
-    for (int i = 0; i < M; ++i)
-      for (int v = 0; v < V; ++v) {
-        float* const y = to.y + i * to.ld + 8 * v;
-        _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_load_ps(to.scale + 8 * v), sum[i][v], _mm256_loadu_ps(y)));
-      }
   }
 };
 
 // e4m3 as fp16 times 2^-8. A vector's lanes are an output's even and odd column, for eight outputs two vectors.
 struct Fp8 {
+  static constexpr bool kPairs = true;
   static float unit() { return 256.0f; }
 
   template <int M, int V>
-  static void add(const Span& span, const Outputs& to) {
-    __m256 sum[M][V][2];
-    for (int i = 0; i < M; ++i)
-      for (int v = 0; v < V; ++v) sum[i][v][0] = sum[i][v][1] = _mm256_setzero_ps();
+  static void add(const Spans& spans, const Outputs& to) {
     const uint32_t* codes = to.codes;
-    const float* x = span.x;
-    for (int64_t r = 0; r < span.rows; ++r, codes += to.width, x += 4 * M) {
-      _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead), _MM_HINT_T0);
-      if constexpr (V > 2) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 16), _MM_HINT_T0);
-      for (int v = 0; v < V; ++v) {
-        const __m256i dwords = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 8 * v));
-        for (int j = 0; j < 2; ++j) {
-          const __m256i halves = halves_of_e4m3(j ? dwords : _mm256_slli_epi16(dwords, 8));
-          const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
-          const __m256 high = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
-          for (int i = 0; i < M; ++i) {
-            const __m256 factor = _mm256_castpd_ps(
-                _mm256_broadcast_sd(reinterpret_cast<const double*>(x + (j * M + i) * 2)));
-            sum[i][v][0] = _mm256_fmadd_ps(low, factor, sum[i][v][0]);
-            sum[i][v][1] = _mm256_fmadd_ps(high, factor, sum[i][v][1]);
+    const float *x = spans.x, *scale = to.scale;
+    for (int64_t s = 0; s < spans.count; ++s, scale += kTile) {
+      __m256 low[M][V], high[M][V];
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) low[i][v] = high[i][v] = _mm256_setzero_ps();
+      for (int64_t r = 0; r < spans.rows; ++r, codes += to.width, x += 4 * M) {
+        fetch<V>(codes);
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          const __m256i dwords = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 8 * v));
+#pragma GCC unroll 8
+          for (int j = 0; j < 2; ++j) {
+            const __m256i halves = halves_of_e4m3(j ? dwords : _mm256_slli_epi16(dwords, 8));
+            const __m256 first = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+            const __m256 second = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+#pragma GCC unroll 8
+            for (int i = 0; i < M; ++i) {
+              const __m256 factor =
+                  _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(x + (j * M + i) * 2)));
+              low[i][v] = _mm256_fmadd_ps(first, factor, low[i][v]);
+              high[i][v] = _mm256_fmadd_ps(second, factor, high[i][v]);
+            }
           }
         }
       }
+#pragma GCC unroll 8
+      for (int i = 0; i < M; ++i)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+          const __m256 even = _mm256_shuffle_ps(low[i][v], high[i][v], 0x88);
+          const __m256 odd = _mm256_shuffle_ps(low[i][v], high[i][v], 0xdd);
+          const __m256d sum = _mm256_castps_pd(_mm256_add_ps(even, odd));
+          add_scaled(scale + 8 * v, _mm256_castpd_ps(_mm256_permute4x64_pd(sum, 0xd8)), to.y + i * to.ld + 8 * v);
+        }
     }
-    for (int i = 0; i < M; ++i)
-      for (int v = 0; v < V; ++v) {
-        const __m256 even = _mm256_shuffle_ps(sum[i][v][0], sum[i][v][1], 0x88);
-        const __m256 odd = _mm256_shuffle_ps(sum[i][v][0], sum[i][v][1], 0xdd);
-        const __m256 both = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(_mm256_add_ps(even, odd)), 0xd8));
-        float* const y = to.y + i * to.ld + 8 * v;
-        _mm256_storeu_ps(y, _mm256_fmadd_ps(_mm256_load_ps(to.scale + 8 * v), both, _mm256_loadu_ps(y)));
-      }
   }
 };
 
 // All outputs of a tile: V vectors at a time, then two.
 template <class Kernel, int M, int V>
-void add_outputs(const Span& span, Outputs to) {
-  int64_t left = to.width;
-  while (left > 0) {
+void add_outputs(const Spans& spans, Outputs to) {
+  for (int64_t left = to.width; left > 0;) {
     const int64_t step = left >= 8 * V ? 8 * V : 16;
     if (step == 8 * V) {
-      Kernel::template add<M, V>(span, to);
+      Kernel::template add<M, V>(spans, to);
     } else {
-      Kernel::template add<M, 2>(span, to);
+      Kernel::template add<M, 2>(spans, to);
     }
-    to.codes += step, to.scale += step, to.zero += step, to.y += step;
+    to.codes += step, to.scale += step, to.y += step;
+    if (to.zero) to.zero += step;
     left -= step;
   }
 }
 
 template <class Kernel>
-void add_rows(int64_t rows, const Span& span, const Outputs& to) {
-  constexpr bool pairs = std::is_same<Kernel, Fp8>::value;
+void add_rows(int64_t rows, const Spans& spans, const Outputs& to) {
   switch (rows) {
-    case 1: return add_outputs<Kernel, 1, pairs ? 4 : kVectors>(span, to);
-    case 2: return add_outputs<Kernel, 2, pairs ? 2 : 4>(span, to);
-    case 3: return add_outputs<Kernel, 3, pairs ? 2 : 4>(span, to);
-    case 4: return add_outputs<Kernel, 4, 2>(span, to);
-    case 5: return add_outputs<Kernel, 5, 2>(span, to);
-    default: return add_outputs<Kernel, 6, 2>(span, to);
+    case 1: return add_outputs<Kernel, 1, 4>(spans, to);
+    case 2: return add_outputs<Kernel, 2, Kernel::kPairs ? 2 : 4>(spans, to);
+    case 3: return add_outputs<Kernel, 3, 2>(spans, to);
+    case 4: return add_outputs<Kernel, 4, 2>(spans, to);
+    case 5: return add_outputs<Kernel, 5, 2>(spans, to);
+    default: return add_outputs<Kernel, 6, 2>(spans, to);
   }
 }
 
@@ -195,17 +226,22 @@ void few_rows(const qd_weight& weight, const Shape& shape, const Few& few, int64
   const Tile tile(weight, shape, t);
   for (int64_t i = 0; i < m; ++i)
     for (int64_t o = 0; o < tile.width; o += 8) _mm256_store_ps(out + i * ld + o, _mm256_setzero_ps());
-  Group group(zero);
-  for (int64_t g = 0, s = 0; g < shape.groups; ++g) {
-    group.load(weight, tile, g);
-    for (int64_t r = 0; r < shape.group_rows; r += shape.span_rows, ++s) {
-      const int64_t row = g * shape.group_rows + r, rows = std::min(shape.span_rows, shape.group_rows - r);
+  Groups groups(zero);
+  // As many groups at a time as a span has columns, so that what is read for one block of rows is there for the next.
+  const int64_t together = std::clamp<int64_t>(kSpan / shape.padded_group(), 1, Groups::kMost);
+  for (int64_t g = 0; g < shape.groups; g += together) {
+    const int64_t count = std::min(together, shape.groups - g);
+    groups.load(weight, tile, g, count);
+    for (int64_t r = 0, s = 0; r < shape.group_rows; r += shape.span_rows, ++s) {
+      const int64_t row = g * shape.group_rows + r, span = g * shape.spans_per_group + s;
+      const int64_t rows = std::min(shape.span_rows, shape.group_rows - r);
       for (int64_t i = 0; i < m; i += few.height) {
         const int64_t height = std::min(few.height, m - i);
-        const Span span{few.x + i * shape.padded_k() + row * shape.dword_columns * height,
-                        few.sums + i * shape.spans() + s * height, rows};
-        add_rows<Kernel>(height, span,
-                         {tile.codes + row * tile.width, tile.width, group.scale, group.zero, out + i * ld, ld});
+        const Spans spans{few.x + i * shape.padded_k() + row * shape.dword_columns * height,
+                          few.sums + i * shape.spans() + span * height, count, rows};
+        add_rows<Kernel>(height, spans,
+                         {tile.codes + row * tile.width, tile.width, groups.scale[0],
+                          tile.zero ? groups.zero[0] : nullptr, out + i * ld, ld});
       }
     }
   }

@@ -51,16 +51,16 @@ struct DecodeFp8 {
 // Dword rows [first, last) of a tile: for each 16 outputs [columns][16], one after another.
 template <class Decode>
 void decode_block(const qd_weight& weight, const Shape& shape, const Tile& tile, int64_t first, int64_t last,
-                  Group& group, float* out) {
+                  Groups& groups, float* out) {
   const int64_t columns = (last - first) * shape.dword_columns;
   const __m256 unit = _mm256_set1_ps(weight.unit * Decode::unit());
   for (int64_t r = first; r < last;) {
     const int64_t g = r / shape.group_rows, stop = std::min(last, (g + 1) * shape.group_rows);
-    group.load(weight, tile, g);
+    groups.load(weight, tile, g, 1);
     for (int64_t o = 0; o < tile.width; o += 8) {
       Scaled by;
-      by.scale = _mm256_mul_ps(_mm256_load_ps(group.scale + o), unit);
-      by.shift = _mm256_xor_ps(_mm256_mul_ps(_mm256_load_ps(group.zero + o), by.scale), _mm256_set1_ps(-0.0f));
+      by.scale = _mm256_mul_ps(_mm256_load_ps(groups.scale[0] + o), unit);
+      by.shift = _mm256_xor_ps(_mm256_mul_ps(_mm256_load_ps(groups.zero[0] + o), by.scale), _mm256_set1_ps(-0.0f));
       float* to = out + o / 16 * 16 * columns + (r - first) * shape.dword_columns * 16 + o % 16;
       for (int64_t i = r; i < stop; ++i, to += shape.dword_columns * 16)
         Decode::row(tile.codes + i * tile.width + o, by, to);
@@ -72,22 +72,24 @@ void decode_block(const qd_weight& weight, const Shape& shape, const Tile& tile,
 // y[i][o] += sum over c of x[c][i] * weight[c][o] for 16 outputs.
 template <int M>
 void multiply(const float* x, const float* weight, int64_t columns, float* y, int64_t ld) {
-  __m256 sum[M][2];
-  for (int i = 0; i < M; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_ps();
-#pragma GCC unroll 4
-  for (int64_t c = 0; c < columns; ++c) {
-    const __m256 low = _mm256_load_ps(weight + c * 16), high = _mm256_load_ps(weight + c * 16 + 8);
+  __m256 low[M], high[M];
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) low[i] = high[i] = _mm256_setzero_ps();
+  for (int64_t c = 0; c < columns; ++c, x += M, weight += 16) {
+    const __m256 first = _mm256_load_ps(weight), second = _mm256_load_ps(weight + 8);
+#pragma GCC unroll 8
     for (int i = 0; i < M; ++i) {
-      const __m256 factor = _mm256_broadcast_ss(x + c * M + i);
-      sum[i][0] = _mm256_fmadd_ps(factor, low, sum[i][0]);
-      sum[i][1] = _mm256_fmadd_ps(factor, high, sum[i][1]);
+      const __m256 factor = _mm256_broadcast_ss(x + i);
+      low[i] = _mm256_fmadd_ps(factor, first, low[i]);
+      high[i] = _mm256_fmadd_ps(factor, second, high[i]);
     }
   }
-  for (int i = 0; i < M; ++i)
-    for (int v = 0; v < 2; ++v) {
-      float* const to = y + i * ld + 8 * v;
-      _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), sum[i][v]));
-    }
+#pragma GCC unroll 8
+  for (int i = 0; i < M; ++i) {
+    float* const to = y + i * ld;
+    _mm256_storeu_ps(to, _mm256_add_ps(_mm256_loadu_ps(to), low[i]));
+    _mm256_storeu_ps(to + 8, _mm256_add_ps(_mm256_loadu_ps(to + 8), high[i]));
+  }
 }
 
 void multiply_rows(int64_t rows, const float* x, const float* weight, int64_t columns, float* y, int64_t ld) {
@@ -108,11 +110,11 @@ void many_rows(const qd_weight& weight, const Shape& shape, const Many& many, in
   const Tile tile(weight, shape, t);
   for (int64_t i = 0; i < end - begin; ++i)
     for (int64_t o = 0; o < tile.width; o += 8) _mm256_store_ps(out + i * ld + o, _mm256_setzero_ps());
-  Group group(zero);
+  Groups groups(zero);
   const int64_t step = block_rows(shape);
   for (int64_t r = 0; r < shape.rows; r += step) {
     const int64_t last = std::min(r + step, shape.rows), columns = (last - r) * shape.dword_columns;
-    decode_block<Decode>(weight, shape, tile, r, last, group, decoded);
+    decode_block<Decode>(weight, shape, tile, r, last, groups, decoded);
     for (int64_t o = 0; o < tile.width; o += 16)
       for (int64_t i = begin; i < end; i += many.height) {
         const int64_t height = std::min(many.height, many.m - i);

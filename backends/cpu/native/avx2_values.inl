@@ -30,28 +30,32 @@ __m256 load_scales(const char* scale, int64_t i, int32_t dtype) {
   return _mm256_mul_ps(scaled, _mm256_set1_ps(256.0f));
 }
 
-// The scales and zero points of a group of a tile. Zero points that are all one (none are stored) are filled in once.
-struct alignas(32) Group {
-  float scale[kTile], zero[kTile];
+// The scales and zero points of some groups of a tile. Zero points that are all one are filled in once.
+struct alignas(32) Groups {
+  static constexpr int64_t kMost = 32;
+  float scale[kMost][kTile], zero[kMost][kTile];
 
-  explicit Group(float constant) {
-    for (float& value : zero) value = constant;
+  explicit Groups(float constant) {
+    for (float& value : zero[0]) value = constant;
   }
 
-  void load(const qd_weight& weight, const Tile& tile, int64_t g) {
-    const char* const from = tile.scale + g * tile.scale_step;
-    for (int64_t o = 0; o < tile.width; o += 8) _mm256_store_ps(scale + o, load_scales(from, o, weight.scale_dtype));
-    if (tile.zero == nullptr) return;
-    const uint8_t* const bytes = tile.zero + g * tile.zero_step;
+  void load(const qd_weight& weight, const Tile& tile, int64_t first, int64_t count) {
     const int64_t half = tile.width / 2;
-    if (weight.zero_bits == 8) {
-      for (int64_t o = 0; o < tile.width; o += 8) store_zeros(o, load_bytes(bytes + o));
-      return;
-    }
-    for (int64_t o = 0; o < half; o += 8) {
-      const __m256i both = load_bytes(bytes + o);
-      store_zeros(o, _mm256_and_si256(both, _mm256_set1_epi32(15)));
-      store_zeros(o + half, _mm256_srli_epi32(both, 4));
+    for (int64_t g = 0; g < count; ++g) {
+      const char* const from = tile.scale + (first + g) * tile.scale_step;
+      for (int64_t o = 0; o < tile.width; o += 8)
+        _mm256_store_ps(scale[g] + o, load_scales(from, o, weight.scale_dtype));
+      if (tile.zero == nullptr) continue;
+      const uint8_t* const bytes = tile.zero + (first + g) * tile.zero_step;
+      if (weight.zero_bits == 8) {
+        for (int64_t o = 0; o < tile.width; o += 8) store(zero[g] + o, load_bytes(bytes + o));
+        continue;
+      }
+      for (int64_t o = 0; o < half; o += 8) {
+        const __m256i both = load_bytes(bytes + o);
+        store(zero[g] + o, _mm256_and_si256(both, _mm256_set1_epi32(15)));
+        store(zero[g] + o + half, _mm256_srli_epi32(both, 4));
+      }
     }
   }
 
@@ -59,7 +63,7 @@ struct alignas(32) Group {
   static __m256i load_bytes(const uint8_t* bytes) {
     return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(bytes)));
   }
-  void store_zeros(int64_t o, __m256i values) { _mm256_store_ps(zero + o, _mm256_cvtepi32_ps(values)); }
+  static void store(float* to, __m256i values) { _mm256_store_ps(to, _mm256_cvtepi32_ps(values)); }
 };
 
 void convert(const char* from, int64_t count, int32_t dtype, float* to) {
