@@ -1,4 +1,5 @@
-"""Kernels on torch's own CPU ops. docs/cpu-backend.md says what each needs and why.
+"""Kernels for the CPU: the package's own in C++ (``native``), and those on torch's ops, which serve where the package
+was built without a compiler. docs/cpu-backend.md says what each needs and why.
 
 Importing this is cheap: records only, the kernels themselves are imported when a layer is bound.
 """
@@ -11,6 +12,8 @@ from typing import Any
 from ...registry.domains import between, not_in
 from ...registry.kernels import Absent, Args, Kernel, Needs
 from .native.dense_record import kernels as native_dense
+from .native.int8_records import kernels as native_int8
+from .native.records import linear as native_linear
 
 #: a ``moe`` layer is one projection of one expert, and computed like any other
 KINDS = {"linear", "lm_head", "moe"}
@@ -110,8 +113,15 @@ def _microfloats() -> Iterator[Needs]:
 
 def kernels() -> Iterator[Kernel]:
     """The records, best first."""
-    here = "quantdispatch.backends.cpu"
+    yield from native_int8()
+    yield from native_linear((*_dequant(), *_microfloats()))
     yield from native_dense()
+    yield from _torch()
+
+
+def _torch() -> Iterator[Kernel]:
+    """On torch's own ops."""
+    here = "quantdispatch.backends.cpu"
     yield Kernel(
         name="cpu/int4_torch",
         op="linear",
