@@ -1,4 +1,7 @@
-"""``quantdispatch doctor``: what is installed, what is missing, what is broken. Imports none of it."""
+"""``quantdispatch doctor``: what is installed, what is missing, what is broken.
+
+Imports none of it: what must be tried is tried in a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from typing import Any
 
 from ..registry.environment import Environment
 from ..registry.registry import get_registry
+from .doctor_native import native_report, print_native
 from .output import Output
 
 #: distribution, what is lost without it, what to install
@@ -58,6 +62,7 @@ def _report() -> dict[str, Any]:
             backend: sum(kernel.backend == backend for kernel in registry.kernels)
             for backend in dict.fromkeys(kernel.backend for kernel in registry.kernels)
         },
+        "native": native_report(),
         "rules": len(registry.rules.rules),
         "plugins": [plugin.to_json() for plugin in registry.plugins],
         "problems": [problem.to_json() for problem in registry.problems],
@@ -93,6 +98,8 @@ def _print(output: Output, report: dict[str, Any]) -> None:
     output.line()
     output.line(("packages", "bold"))
     output.table([_package_row(package) for package in report["packages"]], indent="    ")
+    output.line()
+    print_native(output, report["native"])
     output.line()
     output.line(("plugins", "bold"), "" if report["plugins"] else "    none installed")
     for plugin in report["plugins"]:

@@ -85,24 +85,29 @@ def load() -> ctypes.CDLL:
     Raises ``NoKernelFound`` where there is none, or one that is not of this version or cannot be loaded, and
     ``ConfigError`` where QUANTDISPATCH_ISA names an instruction set that is unknown or not this processor's.
     """
+    library = _open()
+    library.qd_set_pool(*_torch_pool())
+    return library
+
+
+@cache
+def _open() -> ctypes.CDLL:
     file = native_library()
     if file is None:
         raise NoKernelFound("the native CPU kernels were not built", remedy=REMEDY)
     try:
         library = ctypes.CDLL(str(file))
         for name, arguments in _SIGNATURES.items():
-            function = getattr(library, name, None)
-            if function is not None:
-                function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int32)
-        version = library.qd_abi_version()
+            function = getattr(library, name)
+            function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int32)
     except (OSError, AttributeError) as error:
         raise NoKernelFound(f"the native CPU kernels cannot be loaded: {error}", remedy=REMEDY) from error
+    version = library.qd_abi_version()
     if version != ABI_VERSION:
         raise NoKernelFound(
             "the native CPU kernels are of another version of quantdispatch",
             field="ABI version", observed=version, required=ABI_VERSION, remedy=REMEDY,
         )  # fmt: skip
-    library.qd_set_pool(*_torch_pool())
     wanted = os.environ.get("QUANTDISPATCH_ISA", "")
     if wanted and wanted != ISAS[library.qd_isa()]:
         raise _no_isa(wanted, library.qd_isa_best())
@@ -111,18 +116,18 @@ def load() -> ctypes.CDLL:
 
 def isa() -> str:
     """The instruction set in use: ``"avx512"`` (with bf16 and vnni), ``"avx2"`` or ``"portable"``."""
-    return ISAS[load().qd_isa()]
+    return ISAS[_open().qd_isa()]
 
 
 def best_isa() -> str:
     """The widest that this processor has."""
-    return ISAS[load().qd_isa_best()]
+    return ISAS[_open().qd_isa_best()]
 
 
 def set_isa(name: str) -> None:
     """Use another one from the next call on, in all threads. Raises ``ConfigError`` where the processor lacks it."""
-    if name not in ISAS or load().qd_set_isa(ISAS.index(name)):
-        raise _no_isa(name, load().qd_isa_best())
+    if name not in ISAS or _open().qd_set_isa(ISAS.index(name)):
+        raise _no_isa(name, _open().qd_isa_best())
 
 
 def shares_pool() -> bool:
