@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,8 +34,7 @@ class Fusing(Protocol):
         """
 
 
-@dataclass
-class Member:
+class Member(NamedTuple):
     """One projection as it was when it was fused."""
 
     siblings: dict[str, nn.Module | None]
@@ -43,16 +42,6 @@ class Member:
     module: QuantLinear
     impl: Any
     tensors: list[tuple[str, Tensor]]
-
-    def holds(self) -> bool:
-        module = self.module
-        if self.siblings.get(self.name) is not module or module._impl is not self.impl or has_hooks(module):
-            return False
-        buffers = module._buffers
-        for name, tensor in self.tensors:
-            if buffers.get(name) is not tensor:
-                return False
-        return True
 
 
 @dataclass
@@ -72,9 +61,24 @@ class Fused:
         return not (torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad))
 
     def holds(self, chosen: Iterable[int]) -> bool:
-        """Are these experts still the ones that this was made from, and does nobody listen to a single one?"""
+        """Are these experts still the ones that this was made from, and does nobody listen to a single one?
+
+        Asked for every token: dictionaries are looked into directly, as nn.Module's attribute access would."""
         experts, count = self.experts, len(self.experts)
-        return all(member.holds() for number in chosen if 0 <= number < count for member in experts[number])
+        for number in chosen:
+            if not 0 <= number < count:
+                continue
+            for siblings, name, module, impl, tensors in experts[number]:
+                own = module.__dict__
+                if siblings.get(name) is not module or own["_impl"] is not impl:
+                    return False
+                if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+                    return False
+                buffers = own["_buffers"]
+                for key, tensor in tensors:
+                    if buffers.get(key) is not tensor:
+                        return False
+        return True
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the module makes its own: this one refers to the tensors of the original.

@@ -190,10 +190,13 @@ def test_gate_and_up_are_one_product_and_stay_two_layers(tmp_path: Path) -> None
     folder = tiny_moe(tmp_path / "packed", {"group_0": INT4})
     model, before = qd.load(folder), load_file(folder / "model.safetensors")
     small = resident_bytes(model)
+    for module in model.modules():
+        if isinstance(module, QuantExperts):  # as with kernels that cannot compute all experts at once
+            object.__setattr__(module, "_known", None)
     first = logits(model)
     experts = next(module for module in model.modules() if isinstance(module, QuantExperts))
     stacked = [experts.expert(number)._stacked for number in range(4)]
-    assert all(s is not None and s.impl.n == 128 for s in stacked), "64 rows each, of the int4 op"
+    assert all(s is not None and s.impl.n == 128 for s in stacked), "64 rows each"
     assert resident_bytes(model) == small
     state = model.state_dict()
     assert all(torch.equal(before[name], state[name]) for name in before)
