@@ -16,8 +16,8 @@ from quantdispatch.registry.kernels import run_probe
 from quantdispatch.registry.lazy import load_target
 from quantdispatch.registry.scheme import LayerShape
 
-KERNELS = list(kernels())
-FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True}).facts
+KERNELS = [kernel for kernel in kernels() if kernel.op == "linear"]
+FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True, "quantdispatch-native": "1"}).facts
 #: as in test_cpu_kernels.py, where the reasons stand
 TOLERANCE = {"bfloat16": 4.5e-3, "float16": 4e-4, "float32": 1e-5}
 
@@ -158,34 +158,48 @@ def nbytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def test_nan_weights_stay_nan(layers: Any) -> None:
+#: of fp4, fp6 and fp8 in groups of 32
+SMALL = ["cpu/native", "cpu/microfloat"]
+
+
+def small(name: str) -> Any:
+    kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+    if kernel.probe and (reason := run_probe(kernel.probe)):
+        pytest.skip(f"{name} does not run here: {reason}")
+    return load_target(kernel.target)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_nan_weights_stay_nan(name: str, layers: Any) -> None:
     layer = layers.make(floats(**MX), n=40, k=64)
     bits = layer.operands.codes.view(torch.uint8)
     bits[3, 5], bits[17, 0] = 0x7F, 0xFF
-    impl = load_target("quantdispatch.backends.cpu.microfloat:MicrofloatLinear")(layer.spec)
+    impl = small(name)(layer.spec)
     state = impl.pack(layer.operands)
     assert layers.same(impl.unpack(state), layer.operands)
     y = impl.apply(torch.zeros(2, 64).bfloat16(), state)
     assert y.isnan().all(0).nonzero().flatten().tolist() == [3, 17]
 
 
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("exponent", [0, 1, 20, 254 - 20])
 @pytest.mark.parametrize("bits", [4, 6, 8])
-def test_extreme_exponents_are_exact(bits: int, exponent: int, layers: Any) -> None:
+def test_extreme_exponents_are_exact(name: str, bits: int, exponent: int, layers: Any) -> None:
     layer = layers.make(floats(num_bits=bits, **MX), n=32, k=64, dtype="float32")
     layer.operands.scale = torch.full_like(layer.operands.scale, exponent)
     layer.operands.codes = (layer.operands.codes.float() / 64).clamp(-6, 6).to(torch.float8_e4m3fn) if bits == 8 else (
         layer.operands.codes
     )  # fmt: skip
-    impl = load_target("quantdispatch.backends.cpu.microfloat:MicrofloatLinear")(layer.spec)
+    impl = small(name)(layer.spec)
     x = torch.randn(3, 64) * (2.0**60 if exponent < 127 else 2.0**-60)
     assert layers.error(impl.apply(x, impl.pack(layer.operands)), layer.output(x)) < 1e-5
 
 
+@pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("bits", [4, 6])
-def test_rows_of_a_shared_weight(bits: int, layers: Any) -> None:
+def test_rows_of_a_shared_weight(name: str, bits: int, layers: Any) -> None:
     layer = layers.make(floats(num_bits=bits, **MX), n=40, k=96)
-    impl = load_target("quantdispatch.backends.cpu.microfloat:MicrofloatLinear")(layer.spec)
+    impl = small(name)(layer.spec)
     state, index = impl.pack(layer.operands), torch.tensor([7, 39, 0, 7])
     whole = layer.operands
     chosen = replace(whole, codes=whole.codes[index], scale=whole.scale[index])

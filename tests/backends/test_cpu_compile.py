@@ -18,6 +18,11 @@ TOKEN = QuantArgs(strategy="token", dynamic=True)
 NV = QuantArgs(type="float", num_bits=4, strategy="tensor_group", group_size=16)
 MXFP6 = QuantArgs(type="float", num_bits=6, group_size=32, scale_dtype="uint8")
 CASES = [
+    ("cpu/native", QuantArgs(num_bits=4, group_size=32, symmetric=False), None),
+    ("cpu/native", QuantArgs(num_bits=3, group_size=16, actorder="group"), None),
+    ("cpu/native", QuantArgs(type="float", strategy="channel"), QuantArgs(type="float", strategy="token", dynamic=True)),
+    ("cpu/native", NV, NV.model_copy(update={"dynamic": "local"})),
+    ("cpu/native_int8", QuantArgs(num_bits=4, group_size=32, symmetric=False), TOKEN),
     ("cpu/int4_torch", QuantArgs(num_bits=4, group_size=32, symmetric=False), None),
     ("cpu/int4_torch", QuantArgs(num_bits=4, group_size=32, actorder="group"), TOKEN),
     ("cpu/int8_torch", QuantArgs(group_size=-1), None),

@@ -16,10 +16,11 @@ from quantdispatch.registry.kernels import run_probe, select
 from quantdispatch.registry.lazy import load_target
 
 #: of all of them; small floats are held against the reference in test_cpu_against_reference.py
-EVERY = {kernel.name: kernel for kernel in kernels()}
+EVERY = {kernel.name: kernel for kernel in kernels() if kernel.op == "linear"}
 KERNELS = {name: kernel for name, kernel in EVERY.items() if name != "cpu/microfloat"}
-# as on a processor with VNNI: a kernel that does not run on the one at hand is skipped by its probe
-FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True}).facts
+# as on a processor with VNNI and with a compiler: a kernel that does not run on the one at hand is skipped by its probe
+FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True, "quantdispatch-native": "1"}).facts
+TORCH_FACTS = Environment.detect("cpu", {"isa.avx512_vnni": True, "quantdispatch-native": None}).facts
 # Relative RMS error. Rounding the result costs 1.7e-3 in bf16 and 2e-4 in fp16; where an op returns bf16 that is scaled
 # or biased afterwards it is rounded twice (2.4e-3, a little more where few numbers are compared); the int4 op takes
 # scales and zeros in bf16 (up to 2e-3 for those that are wider).
@@ -59,8 +60,8 @@ def shapes(args: QuantArgs) -> list[tuple[int, int]]:
 CASES = [(w, i, shape) for w in weights() for i in inputs(w.type) for shape in shapes(w)]
 
 
-def admitted(spec) -> list[str]:
-    return [name for name, kernel in KERNELS.items() if kernel.predicate.test({**spec.flat, **FACTS}).status == "yes"]
+def admitted(spec, facts=FACTS) -> list[str]:
+    return [name for name, kernel in KERNELS.items() if kernel.predicate.test({**spec.flat, **facts}).status == "yes"]
 
 
 def runnable(name: str) -> bool:
@@ -79,8 +80,8 @@ def test_what_is_admitted_is_computed(name, layers):
         scale_dtype = (torch.bfloat16, torch.float32, torch.float16)[number % 3]
         if name not in admitted(layers.spec(w, i, n=n, k=k, dtype=dtype)):
             continue
-        if name == "cpu/dequant" and number % 3:
-            continue  # it admits nearly everything; a third still meets every field's every value
+        if name in ("cpu/dequant", "cpu/native", "cpu/native_int8") and number % 3:
+            continue  # they admit nearly everything; a third still meets every field's every value
         layer = layers.make(w, i, n=n, k=k, dtype=dtype, scale_dtype=scale_dtype, bias=number % 2 == 0, seed=number)
         tried += 1
         where = f"{w.describe()} x {i.describe() if i else dtype}, N={n}, K={k}, {dtype}, {scale_dtype}"
@@ -128,10 +129,12 @@ def test_every_case_has_a_kernel(layers):
     ],
 )
 def test_first_choice(w, i, n, k, dtype, first, layers):
+    """Without the native kernels ``first``; with them those, whatever the shape."""
     layer = layers.make(QuantArgs(**w), i and QuantArgs(**i), n=n, k=k, dtype=dtype)
-    names = admitted(layer.spec)
-    assert max(names, key=lambda name: KERNELS[name].rank) == first
-    assert first == names[0]
+    for facts, expected in ((TORCH_FACTS, first), (FACTS, "cpu/native_int8" if i else "cpu/native")):
+        names = admitted(layer.spec, facts)
+        assert max(names, key=lambda name: KERNELS[name].rank) == expected
+        assert expected == names[0]
 
 
 @pytest.mark.parametrize(
@@ -144,7 +147,7 @@ def test_first_choice(w, i, n, k, dtype, first, layers):
     ],
 )
 def test_a_plan_knows_without_probing_which_int8_product_is_exact(assumed, first, layers):
-    none = dict.fromkeys(("isa.avx512_vnni", "isa.avx_vnni", "isa.amx_int8"), False)
+    none = dict.fromkeys(("isa.avx512_vnni", "isa.avx_vnni", "isa.amx_int8", "quantdispatch-native"), False)
     facts = Environment.detect("cpu", {**none, **assumed}).facts | {"arch": "x86_64"}
     spec = layers.spec(QuantArgs(strategy="channel"), QuantArgs(strategy="token", dynamic=True), n=64, k=64)
     assert select(spec, facts, kernels()).kernel.name == first
@@ -177,10 +180,11 @@ def representative(name, layers):
     w = {
         "cpu/int4_torch": QuantArgs(num_bits=4, group_size=32, symmetric=False, actorder="group"),
         "cpu/dequant": QuantArgs(num_bits=3, group_size=16, symmetric=False, actorder="group"),
+        "cpu/native": QuantArgs(num_bits=5, group_size=16, symmetric=False, actorder="group"),
         "cpu/w7a8_onednn": QuantArgs(num_bits=7, group_size=-1, symmetric=False),
         "cpu/microfloat": QuantArgs(type="float", num_bits=4, strategy="tensor_group", group_size=16),
     }.get(name, QuantArgs(num_bits=8, group_size=-1))
-    token = QuantArgs(strategy="token", dynamic=True, symmetric=False) if "a8" in name else None
+    token = QuantArgs(strategy="token", dynamic=True, symmetric=False) if "a8" in name or name == "cpu/native_int8" else None
     return layers.make(w, token, n=48, k=64, bias=True)
 
 
@@ -226,7 +230,7 @@ def test_unequal_groups_under_activation_ordering(layers):
     layer = layers.make(args, n=32, k=128)
     layer.operands.g_idx = torch.tensor([0] * 50 + [1] * 1 + [3] * 77, dtype=torch.int32)[torch.randperm(128)]
     x = torch.randn(5, 128).bfloat16()
-    for name in ("cpu/int4_torch", "cpu/dequant"):
+    for name in filter(runnable, ("cpu/int4_torch", "cpu/dequant", "cpu/native")):
         impl = load_target(KERNELS[name].target)(layer.spec)
         state = impl.pack(layer.operands)
         assert layers.same(impl.unpack(state), layer.operands)
@@ -243,11 +247,14 @@ def test_zero_points_that_bf16_cannot_tell_are_kept(layers):
     assert "zero_point" not in impl.pack(layer.operands)
 
 
-def test_nan_weights_stay_nan(layers):
+@pytest.mark.parametrize("name", ["cpu/dequant", "cpu/native"])
+def test_nan_weights_stay_nan(name, layers):
+    if not runnable(name):
+        pytest.skip(f"{name} does not run here: {run_probe(KERNELS[name].probe)}")
     layer = layers.make(QuantArgs(type="float", strategy="channel"), n=40, k=64)
     bits = layer.operands.codes.view(torch.uint8)
     bits[3, 5], bits[17, 0] = 0x7F, 0xFF
-    impl = load_target(KERNELS["cpu/dequant"].target)(layer.spec)
+    impl = load_target(KERNELS[name].target)(layer.spec)
     state = impl.pack(layer.operands)
     assert layers.same(impl.unpack(state), layer.operands)
     y = impl.apply(torch.zeros(2, 64).bfloat16(), state)

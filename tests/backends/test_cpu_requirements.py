@@ -14,7 +14,8 @@ from quantdispatch.registry.facts import KernelSpec
 from quantdispatch.registry.kernels import BACKEND_RANKS, ordered, select
 
 INSTRUCTIONS = ("isa.avx512_vnni", "isa.avx_vnni", "isa.amx_int8", "isa.avx512_bf16")
-FACTS = Environment.detect("cpu", dict.fromkeys(INSTRUCTIONS, True)).facts
+FACTS = Environment.detect("cpu", {**dict.fromkeys(INSTRUCTIONS, True), "quantdispatch-native": "1"}).facts
+TORCH_FACTS = Environment.detect("cpu", {**dict.fromkeys(INSTRUCTIONS, True), "quantdispatch-native": None}).facts
 KERNELS = ordered([*cpu.kernels(), *reference.kernels()], BACKEND_RANKS)
 
 
@@ -62,7 +63,7 @@ OTHERS = {
     "fp8 outputs": (INT4, None, fp8(strategy="tensor")),
 }
 
-#: (scheme, weights, inputs, outputs, first kernel): of those that once had none
+#: (scheme, weights, inputs, outputs, first kernel without the native ones): of those that once had none
 SERVED = [
     ("wNa16_int", args(num_bits=1, strategy="group", group_size=32), None, None, "cpu/dequant"),
     ("wNa16_int", args(num_bits=4, strategy="block", block_structure=[32, 32]), None, None, "cpu/dequant"),
@@ -88,8 +89,10 @@ SERVED = [
 def test_what_is_served_by_which_kernel(
     scheme: str, weights: QuantArgs, inputs: QuantArgs | None, outputs: QuantArgs | None, first: str
 ) -> None:
-    choice = select(spec(weights, inputs, outputs, scheme=scheme), FACTS, KERNELS)
-    assert choice.kernel is not None and choice.kernel.name == first
+    codes = inputs is not None and inputs.type == "int" and inputs.strategy in ("token", "tensor")
+    for facts, expected in ((TORCH_FACTS, first), (FACTS, "cpu/native_int8" if codes else "cpu/native")):
+        choice = select(spec(weights, inputs, outputs, scheme=scheme), facts, KERNELS)
+        assert choice.kernel is not None and choice.kernel.name == expected
 
 
 def spec(weights: QuantArgs | None, inputs: QuantArgs | None, outputs: QuantArgs | None, **changes: Any) -> KernelSpec:

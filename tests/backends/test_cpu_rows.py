@@ -13,7 +13,7 @@ from quantdispatch.registry.kernels import run_probe
 from quantdispatch.registry.lazy import load_target
 
 KERNELS = {kernel.name: kernel for kernel in kernels() if hasattr(load_target(kernel.target), "rows")}
-FACTS = Environment.detect("cpu").facts
+FACTS = Environment.detect("cpu", {"quantdispatch-native": "1"}).facts
 WEIGHTS = [
     *(QuantArgs(num_bits=b, strategy=s, symmetric=y) for b in (2, 4, 5, 8) for s in ("tensor", "channel")
       for y in (True, False)),
@@ -26,11 +26,11 @@ SIZES = ((64, 64), (176, 96), (33, 64))
 
 
 def test_the_kernels_that_share() -> None:
-    assert {"cpu/int4_torch", "cpu/int8_torch", "cpu/dequant"} <= KERNELS.keys()
+    assert {"cpu/native", "cpu/int4_torch", "cpu/int8_torch", "cpu/dequant"} <= KERNELS.keys()
 
 
 @pytest.mark.parametrize("scales", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("name", ["cpu/int4_torch", "cpu/int8_torch", "cpu/dequant"])
+@pytest.mark.parametrize("name", ["cpu/native", "cpu/int4_torch", "cpu/int8_torch", "cpu/dequant"])
 def test_rows_are_those_of_the_whole(name: str, scales: torch.dtype, layers) -> None:
     kernel = KERNELS[name]
     if kernel.probe is not None and (reason := run_probe(kernel.probe)):
