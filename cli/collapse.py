@@ -47,17 +47,32 @@ def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
     what has no common first component.
     """
     root = _Node()
+    nodes: dict[str, _Node] = {}  # by the name of a module: most names share theirs with others
     for name in names:
-        node = root
-        for part in name.split(".", MAX_DEPTH):
-            child = node.children.get(part)
-            if child is None:
-                child = node.children[part] = _Node()
-            node = child
+        parent, dot, last = name.rpartition(".")
+        if not dot or name.count(".") > MAX_DEPTH:
+            _insert(root, name).ends = True
+            continue
+        above = nodes.get(parent)
+        if above is None:
+            above = nodes[parent] = _insert(root, parent)
+        node = above.children.get(last)
+        if node is None:
+            node = above.children[last] = _Node()
         node.ends = True
     _shape(root, {})
     limit = 10**9 if width is None else width
     return [pattern for group in _groups(root) for pattern in _split(_component(group[0]), group[1], limit)]
+
+
+def _insert(root: _Node, name: str) -> _Node:
+    node = root
+    for part in name.split(".", MAX_DEPTH):
+        child = node.children.get(part)
+        if child is None:
+            child = node.children[part] = _Node()
+        node = child
+    return node
 
 
 def _split(prefix: str, node: _Node, limit: int) -> list[str]:
@@ -91,6 +106,9 @@ def _groups(node: _Node) -> list[tuple[list[str], _Node]]:
 
 def _shape(node: _Node, shapes: dict[object, int]) -> int:
     """Give every node a number that two subtrees share exactly if they hold the same names."""
+    if not node.children:
+        node.shape = shapes.setdefault(node.ends, len(shapes))
+        return node.shape
     content = (node.ends, frozenset([(key, _shape(child, shapes)) for key, child in node.children.items()]))
     node.shape = shapes.setdefault(content, len(shapes))
     return node.shape

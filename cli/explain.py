@@ -71,7 +71,7 @@ def exit_code(plan: Plan, layer: str | None = None) -> int:
         error = plan.layers[layer].error
         return error.exit_code if error is not None else 0
     codes = [error.exit_code for error in plan.errors]
-    codes += [resolution.error.exit_code for resolution in plan.layers.values() if resolution.error is not None]
+    codes += [layer.error.exit_code for layer in plan.failing if layer.error is not None]
     codes += [1 for problem in plan.problems if problem.severity == "error"]
     return max(codes, default=0)
 

@@ -30,7 +30,7 @@ def plan_lines(plan: Plan, width: int) -> Iterator[Line]:
     """The whole report; ``width`` columns where a choice exists."""
     yield header(plan)
     yield []
-    found = groups(plan.layers.values())
+    found = groups(plan.layers)
     heads = columns([_head(group, plan) for group in found], gap="   ")
     for group, head in zip(found, heads, strict=True):
         yield head[1:]
@@ -52,7 +52,7 @@ def header(plan: Plan) -> Line:
 
 def _head(group: Group, plan: Plan) -> list[tuple[str, str]]:
     """count, scheme, args, backend / kernel."""
-    layer, count = group.first, len(group.layers)
+    layer, count = group.first, len(group)
     sizes = len(str(len(plan.layers)))
     scheme = layer.scheme or "no scheme"
     args = layer_text(layer.weights, layer.inputs, layer.outputs, layer.spec.dtype if layer.spec else None)
@@ -77,7 +77,7 @@ def _kernel_text(layer: Resolution) -> str:
 def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
     yield from name_lines(group, width)
     rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
-    rows += kernel_rows(group.kernels(), len(group.layers), brief=True) if group.first.scheme != "dense" else []
+    rows += kernel_rows(group.kernels(), len(group), brief=True) if group.first.scheme != "dense" else []
     rows += [("applies", text, "") for text in group.first.transforms]
     rows += [("deviates", text, "") for text in group.first.deviations]
     rows += failure_rows(group.first)
@@ -198,7 +198,7 @@ def footer(plan: Plan) -> Iterator[Line]:
         where = f" ({problem.where})" if problem.where and str(problem.where) not in problem.message else ""
         text = f"{problem.code}: {problem.message}{where}"
         yield [(f"{problem.severity:<8} ", SEVERITY_STYLES.get(problem.severity, "")), text]
-    named = {layer.name for layer in plan.layers.values() if layer.error is not None}
+    named = {layer.name for layer in plan.failing}
     for error in plan.errors:
         if error.layer not in named:
             yield [("error    ", SEVERITY_STYLES["error"]), f"{type(error).__name__}: {error}"]
@@ -209,7 +209,7 @@ def _all_clear(plan: Plan) -> Iterator[str]:
     codes = [problem.code for problem in plan.problems]
     unmatched = sum("unmatched" in code for code in codes)
     broken = sum("plugin" in code for code in codes)
-    failed = sum(layer.error is not None for layer in plan.layers.values())
+    failed = sum(1 for _ in plan.failing)
     if failed:
         yield f"{failed} of {len(plan.layers)} layers do not resolve"
     yield f"{unmatched} unmatched pattern{'s' if unmatched != 1 else ''}" if unmatched else "nothing unmatched"

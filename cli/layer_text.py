@@ -19,7 +19,7 @@ def layer_lines(layer: Resolution) -> Iterator[Line]:
     shape = f" · N {layer.shape.n}, K {layer.shape.k}" if layer.shape is not None else " · shape unknown"
     inferred = f" ({layer.inferred})" if layer.inferred else ""
     yield [(layer.name, "bold cyan"), f" · {layer.kind}{inferred}{shape}"]
-    group = Group([layer])
+    group = Group.of(layer)
     dtype = layer.spec.dtype if layer.spec is not None else None
     rows = [("args", layer_text(layer.weights, layer.inputs, layer.outputs, dtype) or "unquantized", "")]
     rows += [("format", layer.format, "")] if layer.format else []
@@ -59,8 +59,8 @@ def _rule_rows(layer: Resolution) -> list[tuple[str, str, str]]:
 
 def why_not_lines(plan: Plan, backend: str, width: int) -> Iterator[Line]:
     """For each group of layers, what kept this backend's kernels from being chosen."""
-    for group in groups(plan.layers.values()):
-        layer, count = group.first, len(group.layers)
+    for group in groups(plan.layers):
+        layer, count = group.first, len(group)
         dtype = layer.spec.dtype if layer.spec is not None else None
         args = layer_text(layer.weights, layer.inputs, layer.outputs, dtype)
         head = f"{count} layer{'s' if count != 1 else ''}   {layer.scheme or 'no scheme'}"

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from .arbitration import Namespaces, is_stored_dense, mapping
 from .config_models import ConfigGroup, QuantConfig
 from .families import Family, Modules
-from .modules import LINEAR, Module, config_parts, quantized_names
+from .modules import LINEAR, Module, config_parts, modules_above, quantized_names
 from .problem import Problem
 from .resolver import DENSE, Assignment
 from .scope import Scope
@@ -97,32 +97,35 @@ class _Placing:
         self._groups = {group.name: group for group in config.groups}
         self._scope = Scope(config.path, modules.families)
         self._known: dict[Any, Assignment] = {}
+        self._above: dict[str, set[str]] = {}  # by group, the modules above any that its targets match
         self.assignments: dict[str, Assignment] = {}
         self.noted: list[tuple[str, _Place]] = []
         self._place_all()
 
     def _place_all(self) -> None:
         families, index = self._modules.families, self._index
-        for name, family in families.items():
-            if family.kind is None:  # never quantized, but an ignore entry may mean it
-                index.ignored_by(name, family.classes)
+        others = {name: family for name, family in families.items() if family.kind is None}
+        # never quantized, but an ignore entry may mean them
+        index.note_ignored(list(others), [family.classes for family in others.values()])
         layers = {name: family for name, family in families.items() if family.kind is not None}
-        answers = index.match_many(list(layers), [family.classes for family in layers.values()])
-        known: dict[tuple[Family, int], Assignment | None] = {}
-        for (name, family), answer in zip(layers.items(), answers, strict=True):
-            key = (family, id(answer))  # an answer lives as long as the list of them
+        names, classes = list(layers), [family.classes for family in layers.values()]
+        answers = index.match_many(names, classes)
+        online = self._transforms.online_many(names, classes)
+        known: dict[tuple[Family, int, tuple[str, ...]], Assignment | None] = {}
+        for (name, family), answer, transforms in zip(layers.items(), answers, online, strict=True):
+            key = (family, id(answer), transforms)  # an answer lives as long as the list of them
             assignment = known.get(key, _UNKNOWN)
             if assignment is _UNKNOWN:
-                place = self._place(name, family, answer)
+                place = self._place(name, family, answer, transforms)
                 assignment = place.assignment
                 if any(place[1:]):
                     self.noted.append((name, place))
-                elif self._scope.whole and not self._transforms and family.kind != "attention":
+                elif self._scope.whole and family.kind != "attention":
                     known[key] = assignment
             if assignment is not None:
                 self.assignments[name] = assignment
 
-    def _place(self, name: str, family: Family, answer: TargetAnswer) -> _Place:
+    def _place(self, name: str, family: Family, answer: TargetAnswer, online: tuple[str, ...]) -> _Place:
         ignored, match, outside = answer.ignored_by, answer.match, False
         if not self._scope.whole:
             inside = self._scope.inside(name)
@@ -132,7 +135,6 @@ class _Placing:
             elif inside is None and not quantized_names(family.tensors, self._config.stored_names):
                 outside = match is not None and ignored is None and family.kind in MATRIX_KINDS
                 match = None
-        online = self._transforms.online(name, family.classes) if self._transforms else ()
         if ignored is not None or match is None:
             left = family.kind in MATRIX_KINDS or online
             return _Place(self._assignment(None, None, ignored, online) if left else None, outside=outside)
@@ -141,7 +143,7 @@ class _Placing:
         if stored_dense and self._config.translated_by is not None:
             return _Place(self._assignment(None, None, None, online), unlisted=True)
         if family.kind == "attention":
-            if _means_attention(group, name, self._modules):
+            if self._means_attention(group, name):
                 return _Place(self._assignment(group, match.target, None, online))
             return _Place(self._assignment(None, None, None, online) if online else None)
         # engines read a foreign config by other code
@@ -165,6 +167,20 @@ class _Placing:
                 return _entry(match.group, match.target), _entry(other.group, other.target)
         return None
 
+    def _means_attention(self, group: ConfigGroup, name: str) -> bool:
+        """compressed-tensors quantizes attention itself only by a target that hits it and none of its children, and has
+        no weights to quantize there."""
+        if group.weights is not None or (group.inputs is None and group.outputs is None):
+            return False
+        above = self._above.get(group.name)
+        if above is None:
+            families = self._modules.families
+            only = TargetIndex([(group.name, group.targets)], budget=self._index.budget)
+            answers = only.match_many(list(families), [family.classes for family in families.values()])
+            matched = [other for other, answer in zip(families, answers, strict=True) if answer.match is not None]
+            above = self._above[group.name] = set(modules_above(matched))
+        return name not in above
+
     def _assignment(
         self, group: ConfigGroup | None, target: str | None, ignored_by: str | None, online: tuple[str, ...]
     ) -> Assignment:
@@ -183,16 +199,6 @@ def add_missing_head(modules: Modules, index: TargetIndex) -> None:
 
 def has_head(modules: Modules) -> bool:
     return any(family.kind == "lm_head" for family in set(modules.families.values()))
-
-
-def _means_attention(group: ConfigGroup, name: str, modules: Modules) -> bool:
-    """compressed-tensors quantizes attention itself only by a target that hits it and none of its children, and has no
-    weights to quantize there."""
-    if group.weights is not None or (group.inputs is None and group.outputs is None):
-        return False
-    only = TargetIndex([(group.name, group.targets)])
-    children = ((other, family) for other, family in modules.families.items() if other.startswith(name + "."))
-    return not any(only.match(child, family.classes) for child, family in children)
 
 
 def _entry(group: str, target: str) -> str:
@@ -249,8 +255,8 @@ def _unmatched(modules: Modules, index: TargetIndex, explained: set[str]) -> lis
     left = [(kind, entry) for kind, entry in index.unmatched() if entry not in explained]
     if any(kind == "ignore" for kind, _ in left):
         # modules without tensors of their own (blocks, towers) are in no file, but an entry may well name them
-        for parent in _containers(modules.families):
-            index.ignored_by(parent, ())
+        parents = [name for name in modules_above(modules.families) if name not in modules.families]
+        index.note_ignored(parents, [()] * len(parents))
         still = set(index.unmatched())
         left = [item for item in left if item in still]
     return [
@@ -270,15 +276,6 @@ def without_tied_head(problems: list[Problem], modules: Modules, raw: Mapping[st
         p for p in problems
         if not (p.code == "unmatched-ignore" and p.where.removeprefix("re:").rstrip("$").endswith("lm_head"))
     ]  # fmt: skip
-
-
-def _containers(modules: Iterable[str]) -> Iterable[str]:
-    """Every module above those with tensors, once."""
-    seen = set(modules)
-    for name in modules:
-        while (name := name.rpartition(".")[0]) and name not in seen:
-            seen.add(name)
-            yield name
 
 
 def _count(names: list[str]) -> str:

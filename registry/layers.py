@@ -52,6 +52,10 @@ class Layers(Mapping[str, Resolution]):
         """Those with an error; the others are not looked at one by one."""
         return (self[name] for name, model in self._models.items() if model.error is not None)
 
+    def models(self) -> Iterator[tuple[str, Resolution]]:
+        """Each name with what was decided for one like it, which costs less than a layer of its own."""
+        return iter(self._models.items())
+
     def alike(self) -> Iterator[tuple[Hashable, str]]:
         """Each layer's :attr:`.Resolution.likeness` and name."""
         known: dict[int, tuple[Any, ...]] = {}

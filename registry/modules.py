@@ -7,7 +7,7 @@ unless its name says otherwise; what was inferred is said in the plan and can be
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -142,6 +142,15 @@ def kind_of_classes(name: str, classes: Sequence[str]) -> str | None:
         kind, _ = named_kind(name)
         return "linear" if kind == "embedding" else kind
     return "attention" if any("attention" in c.lower() for c in classes) else None
+
+
+def modules_above(names: Iterable[str]) -> Iterator[str]:
+    """Every module above any of those, once; it may be one of them."""
+    seen: set[str] = set()
+    for name in names:
+        while (name := name.rpartition(".")[0]) and name not in seen:
+            seen.add(name)
+            yield name
 
 
 def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]:

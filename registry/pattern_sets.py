@@ -129,17 +129,22 @@ class _Part:
         return hits if hits == () and not self._slow else self._complete(name, hits)
 
     def _ask_many(self, names: Sequence[str]) -> list[Numbers]:
+        hits: list[Numbers | None]
         if self._scanner is None:
-            return [self._ask(name) for name in names]
-        if self._scanner.takes_all(names):
+            hits = [()] * len(names)
+        elif self._scanner.takes_all(names):
             hits = self._scanner.scan_many(names)
         else:
             taken = list(filter(self._scanner.takes, names))
             of_name = dict(zip(taken, self._scanner.scan_many(taken), strict=True))
             hits = [of_name.get(name) for name in names]
-        if self._slow:
-            return list(map(self._complete, names, hits))
-        return [self._complete(name, found) if found != () else found for name, found in zip(names, hits, strict=True)]
+        unanswered = [name for name, found in zip(names, hits, strict=True) if found is None]
+        rest = iter(self._ask_each_of_many(unanswered, self._fast))
+        found = [hit and tuple(map(self._fast.__getitem__, hit)) if hit is not None else next(rest) for hit in hits]
+        if not self._slow:
+            return found
+        slow = self._ask_each_of_many(names, self._slow)
+        return [tuple(sorted(one + other)) if other else one for one, other in zip(found, slow, strict=True)]
 
     def _complete(self, name: str, hits: Numbers | None) -> Numbers:
         """The answer where the scanner found ``hits``, or has none to give."""
@@ -147,6 +152,15 @@ class _Part:
             return self._ask_each(name, self._patterns)
         found = tuple(map(self._fast.__getitem__, hits)) if hits else ()
         return tuple(sorted(found + self._ask_each(name, self._slow))) if self._slow else found
+
+    def _ask_each_of_many(self, names: Sequence[str], numbers: Iterable[int]) -> list[Numbers]:
+        """:meth:`_ask_each` of each name."""
+        hits: dict[int, list[int]] = {}
+        for i in numbers:
+            for place, matches in enumerate(self._patterns[i].ask_many(names)):
+                if matches:
+                    hits.setdefault(place, []).append(i)
+        return [tuple(hits.get(place, ())) for place in range(len(names))]
 
     def _ask_each(self, name: str, numbers: Iterable[int]) -> Numbers:
         return tuple(i for i in numbers if self._patterns[i].ask(name))

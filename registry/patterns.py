@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import time
 import warnings
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -38,6 +39,7 @@ engines do, at tens to hundreds of bytes a step."""
 MAX_WIDE_RANGES = 16
 """Character ranges beyond ASCII in one regular expression: Python's ``re`` spends milliseconds on compiling each."""
 
+_STRETCH_S = 1e-3  # seconds of matching that go by between two looks at what is left of the budget
 _RETRIES = 50  # of a match that ran into the limit while its thread was not running
 
 # -------------------------------------------------------------------------------------------------------- one pattern
@@ -121,6 +123,27 @@ class Pattern:
             budget.charge(budget.since(start, cpu_s), self.text, name, self.field)
             return found
         raise out_of_time(self.text, name, self.field, f"{budget.per_match_s:g} s for one match")
+
+    def ask_many(self, names: Sequence[str]) -> list[bool]:
+        """:meth:`ask` of each name. The clocks are read once a stretch, so that the budget is spent on matching."""
+        budget, match = self._budget, self._regex.match
+        found: list[bool] = []
+        done = 0
+        while done < len(names):
+            limit = budget.limit()
+            cpu_s, end = time.thread_time(), time.perf_counter() + _STRETCH_S
+            try:
+                while done < len(names) and time.perf_counter() < end:
+                    found.append(match(names[done], timeout=limit) is not None)
+                    done += 1
+                stuck = False
+            except (TimeoutError, MemoryError, RecursionError):
+                stuck = True
+            budget.charge(time.thread_time() - cpu_s, self.text, names[min(done, len(names) - 1)], self.field)
+            if stuck:
+                found.append(self.ask(names[done]))
+                done += 1
+        return found
 
     @property
     def engine(self) -> str:

@@ -78,7 +78,12 @@ class Plan:
     @cached_property
     def errors(self) -> tuple[QuantDispatchError, ...]:
         """Every layer's failure, in the order of the layers."""
-        return tuple(layer.error for layer in _failing(self.layers) if layer.error is not None)
+        return tuple(layer.error for layer in self.failing if layer.error is not None)
+
+    @property
+    def failing(self) -> Iterable[Resolution]:
+        """The layers with an error. The others are not looked at one by one: they are many."""
+        return _failing(self.layers)
 
     @cached_property
     def summary(self) -> tuple[LayerGroup, ...]:
@@ -116,6 +121,7 @@ def plan(
     environment: Mapping[str, Any] | Environment | None = None,
     strict: bool = True,
     backend: str | None = None,
+    registry: Registry | None = None,
 ) -> Plan:
     """Resolve every layer of a checkpoint, reading its config and headers only.
 
@@ -123,7 +129,8 @@ def plan(
     ``device``: ``cpu``, ``cuda``, ``cuda:sm90``, ``rocm:gfx942``. ``dtype``: of the activations, a name or a torch one.
     ``tensor_parallel``: ranks; kernels are chosen for one rank's part. ``modules``: names to class names (or MROs),
     where there are no tensors or they tell the wrong class. ``environment``: versions and facts to assume instead of
-    what is installed. ``backend``: consider only its kernels.
+    what is installed. ``backend``: consider only its kernels. ``registry``: to go by in place of what is installed, for
+    tests of plugins: see :func:`quantdispatch.testing.registry_with`.
 
     Raises ``ConfigError`` and ``UnreadableCheckpointError`` for what cannot be read. ``strict``: raises ``PlanError``
     with every layer's failure in ``errors``; otherwise they stay in the plan.
@@ -131,7 +138,7 @@ def plan(
     dtype, degree = _dtype_name(dtype), check_degree(tensor_parallel)
     if not isinstance(environment, Environment):
         environment = Environment.detect(device, environment)
-    registry = get_registry()
+    registry = registry or get_registry()
     registry.check_backend(backend)
     with collector_paused():
         opened = open_source(source)

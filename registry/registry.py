@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache, cached_property
 from typing import Any
@@ -160,7 +161,24 @@ def _settle_kernels(own: list[Kernel], foreign: list[Kernel]) -> tuple[list[Kern
     return own + kept, problems
 
 
-@cache
 def get_registry() -> Registry:
-    """The registry of this process, with every installed plugin. ``get_registry.cache_clear()`` collects anew."""
+    """The registry of this process, with every installed plugin, or the one that stands in for it."""
+    return _STAND_INS[-1] if _STAND_INS else _installed()
+
+
+@contextmanager
+def standing_in(registry: Registry) -> Iterator[Registry]:
+    """Inside, ``registry`` is the process's own, for every thread; of several the one that was entered last."""
+    _STAND_INS.append(registry)
+    try:
+        yield registry
+    finally:
+        _STAND_INS.remove(registry)
+
+
+_STAND_INS: list[Registry] = []
+
+
+@cache
+def _installed() -> Registry:
     return build(installed_plugins())

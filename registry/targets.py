@@ -191,6 +191,17 @@ class TargetIndex:
                 answers.append(known.answer)
         return answers
 
+    def note_ignored(self, names: Sequence[str], classes: Iterable[Sequence[str]]) -> None:
+        """Count as matched the ignore entries that mean any of the modules, as :meth:`ignored_by` does."""
+        self._budget.widen(len(names))
+        found = self._scanner.scan_many(names) if self._scanner is not None else ((),) * len(names)
+        for name, regexes, its_classes in zip(names, found, classes, strict=True):
+            group = its_classes if type(its_classes) is tuple else _as_tuple(its_classes)
+            known = self._known.setdefault(group, {}).get(regexes) or self._learn(regexes, group)
+            if name in self._literals:
+                known = self._about_literal(name, regexes, group, known)
+            self._note_ignore(known)
+
     def unmatched(self) -> list[tuple[str, str]]:
         """``("target" | "ignore", entry)`` for each entry that matched none of the modules asked about so far.
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from .errors import CheckpointError, NoKernelFound
 from .families import Modules
-from .modules import LINEAR, Module, config_parts
+from .modules import LINEAR, Module, config_parts, modules_above
 from .scheme import LayerShape
 from .stored_tensors import Described
 from .transforms import FIELD, Transform, Transforms
@@ -54,16 +54,16 @@ class Transformed:
     def adopt(self, modules: Modules) -> None:
         """Give the stored matrices, which look like small layers, to the modules that they are applied to."""
         names = self.transforms.modules
-        for name, family in list(modules.families.items()):
-            parent, _, last = name.rpartition(".")
-            if last not in names:
-                continue
-            owner = modules.families.get(parent)
-            labels = self.transforms.online(parent, owner.classes if owner else ())
+        children = [name for name in modules.families if name.rpartition(".")[2] in names]
+        parents = [name.rpartition(".")[0] for name in children]
+        owners = [modules.families.get(parent) for parent in parents]
+        online = self.transforms.online_many(parents, [owner.classes if owner else () for owner in owners])
+        for name, parent, labels in zip(children, parents, online, strict=True):
+            last = name.rpartition(".")[2]
             if last not in {transform.module for transform in self.transforms.running(labels)}:
                 continue  # it stays a module that nothing accounts for
-            del modules.families[name]
-            if owner is None:
+            family = modules.families.pop(name)
+            if parent not in modules.families:
                 modules.add(Module(parent, None, ()))
             tensors = {f"{last}.{local}": kind for local, kind in family.tensors.items()}
             modules.change(parent, tensors={**modules.families[parent].tensors, **tensors})
@@ -72,18 +72,16 @@ class Transformed:
     def elsewhere(self, modules: Modules, config: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         """Transforms of modules that are neither layers nor attention, by module name: such modules hold no tensors, or
         others than a weight matrix. Those not among ``modules`` are added to them. ``config``: the model's."""
-        found: dict[str, tuple[str, ...]] = {}
-        for name, family in modules.families.items():
-            if family.kind is None and (labels := self.transforms.online(name, family.classes)):
-                found[name] = labels
-        containers: dict[str, tuple[str, ...]] = {"lm_head": LINEAR} if _head_is_tied(modules, config) else {}
-        for name in modules.families:
-            while (name := name.rpartition(".")[0]) and name not in containers:
-                containers[name] = ()
-        for name, classes in containers.items():
-            if name not in modules.families and (labels := self.transforms.online(name, classes)):
-                found[name] = labels
-                modules.add(Module(name, None, classes))
+        families = modules.families
+        classes = {name: family.classes for name, family in families.items() if family.kind is None}
+        if "lm_head" not in families and _head_is_tied(modules, config):
+            classes["lm_head"] = LINEAR
+        classes |= {name: () for name in modules_above(families) if name not in families and name not in classes}
+        online = self.transforms.online_many(list(classes), list(classes.values()))
+        found = {name: labels for name, labels in zip(classes, online, strict=True) if labels}
+        for name in found:
+            if name not in families:
+                modules.add(Module(name, None, classes[name]))
         return found
 
     # -- what can be computed

@@ -72,7 +72,8 @@ class Transforms:
 
     def __init__(self, config: Mapping[str, Any], budget: PatternBudget | None = None) -> None:
         self._budget = budget or PatternBudget()
-        self._online: list[tuple[str, TargetIndex]] = []
+        self._online: list[tuple[str, str]] = []  # label, and key of the lists that say where
+        self._indexes: dict[str, TargetIndex] = {}
         self._by_label: dict[str, Transform] = {}
         self.offline: list[str] = []
         #: the part of the model that the config speaks about; the whole of it where there is none
@@ -113,21 +114,45 @@ class Transforms:
             inverses=(_flag(args.get("inverse"), f"{here}.inverse"),),
         )
         self._by_label[transform.label] = transform
-        self._online.append((transform.label, TargetIndex([(name, targets)], ignore, budget=self._budget)))
+        # groups often have the same lists, which need to be asked once
+        key = repr([targets, ignore])
+        if key not in self._indexes:
+            self._indexes[key] = TargetIndex([(name, targets)], ignore, budget=self._budget)
+        self._online.append((transform.label, key))
 
     def online(self, name: str, classes: Sequence[str]) -> tuple[str, ...]:
         """The transforms that the module needs at run time: ``("R3 at q_attn (hadamard, size 128)",)``."""
-        names = {name}
-        if self.scope is not None:
-            inside = self.scope.inside(name)
-            if inside is None:
-                return ()
-            names.add(inside)
-        return tuple(
-            label
-            for label, index in self._online
-            if any(index.match(n, classes) for n in names) and not any(index.ignored_by(n, classes) for n in names)
-        )
+        return self.online_many([name], [classes])[0]
+
+    def online_many(self, names: Sequence[str], classes: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+        """:meth:`online` of each name with its classes, in order; much faster than name by name."""
+        if not self._online:
+            return [()] * len(names)
+        inside = list(map(self.scope.inside, names)) if self.scope is not None else names
+        applies = {key: self._applies(index, names, classes, inside) for key, index in self._indexes.items()}
+        rows = zip(*(applies[key] for _, key in self._online), strict=True)
+        known: dict[tuple[bool, ...], tuple[str, ...]] = {}
+        found = []
+        for within, row in zip(inside, rows, strict=True):
+            labels = known.get(row)
+            if labels is None:
+                labels = known[row] = tuple(label for label, yes in zip(self.labels, row, strict=True) if yes)
+            found.append(labels if within is not None else ())
+        return found
+
+    def _applies(
+        self, index: TargetIndex, names: Sequence[str], classes: Sequence[Sequence[str]], inside: Sequence[str | None]
+    ) -> list[bool]:
+        """For each name, do the lists of ``index`` mean it, by itself or by its name inside of the scope?"""
+        answers = index.match_many(names, classes)
+        hit = [answer.match is not None for answer in answers]
+        ignored = [answer.ignored_by is not None for answer in answers]
+        others = {i: within for i, within in enumerate(inside) if within is not None and within != names[i]}
+        again = index.match_many(list(others.values()), [classes[i] for i in others])
+        for i, answer in zip(others, again, strict=True):
+            hit[i] |= answer.match is not None
+            ignored[i] |= answer.ignored_by is not None
+        return [h and not i for h, i in zip(hit, ignored, strict=True)]
 
     def running(self, labels: Iterable[str]) -> list[Transform]:
         """What :meth:`online` answered, in the order in which it runs: inputs, outputs, then other places. A group that

@@ -21,7 +21,6 @@ from ..registry.presets import PRESETS
 from ..registry.registry import Registry
 from ..registry.resolution import Resolution
 from ..registry.resolver import Assignment, Resolver, Task
-from .registries import using_registry
 from .rows import Row, TableError
 from .stored import layer_tensors, write_checkpoint
 
@@ -162,8 +161,7 @@ def _observe_layer(row: Row, registry: Registry) -> Observation:
 
 def _observe_plan(row: Row, registry: Registry) -> list[Observation]:
     with ExitStack() as stack:
-        stack.enter_context(using_registry(registry))
-        found = _plan(row, stack)
+        found = _plan(row, registry, stack)
     problems = tuple(problem.code for problem in found.problems if problem.severity != "note")
     name = row.asks.get("layer")
     if name is None:
@@ -178,7 +176,7 @@ def _observe_plan(row: Row, registry: Registry) -> list[Observation]:
     return [Observation(layer, layer.error, problems) for layer in layers]
 
 
-def _plan(row: Row, stack: ExitStack) -> Plan:
+def _plan(row: Row, registry: Registry, stack: ExitStack) -> Plan:
     place, asks = Place.of(row), row.asks
     modules = dict(asks.get("modules", {}))
     name = asks.get("layer", "")
@@ -200,6 +198,7 @@ def _plan(row: Row, stack: ExitStack) -> Plan:
         environment=place.detect(),
         backend=place.force_backend,
         strict=False,
+        registry=registry,
     )
 
 

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from unittest import mock
 
-from ..registry import plan as _plan
 from ..registry.errors import PluginError
 from ..registry.hookspecs import hookimpl
 from ..registry.kernels import Backend, Kernel
 from ..registry.plugins import Source, collect
-from ..registry.registry import Registry, build, get_registry
+from ..registry.registry import Registry, build, get_registry, standing_in
 from ..registry.rules import Rule
 
 #: what tests show as the distribution of plugins that are not installed
@@ -91,6 +89,7 @@ def registry_of(plugins: tuple[str, ...] | None) -> Registry:
 
 @contextmanager
 def using_registry(registry: Registry) -> Iterator[Registry]:
-    """Plans made inside see this registry in place of the process's own. For tests: it holds for every thread."""
-    with mock.patch.object(_plan, "get_registry", lambda: registry):
+    """What is planned and loaded inside sees this registry in place of the process's own. For tests: it holds for every
+    thread. ``plan(registry=...)`` is enough for a single plan."""
+    with standing_in(registry):
         yield registry

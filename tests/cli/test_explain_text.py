@@ -80,6 +80,7 @@ def plan(*layers: Any, **changes: Any) -> Any:
     values: dict[str, Any] = {
         "layers": {entry.name: entry for entry in layers},
         "problems": (),
+        "failing": [entry for entry in layers if entry.error is not None],
         "errors": tuple(entry.error for entry in layers if entry.error is not None),
         "architecture": "LlamaForCausalLM",
         "model_type": "llama",

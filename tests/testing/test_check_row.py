@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import tiny_plans as tiny
+from usual_kernels import INT4
 
 from quantdispatch import Args, Kernel, Needs, Rule, When
 from quantdispatch.registry.plan import plan
@@ -137,7 +138,7 @@ def test_facts_are_resolved_as_a_config_that_says_the_same(name: str, kind: str)
 def test_a_checkpoint_is_planned_with_its_tensors(tmp_path: Path) -> None:
     folder = tiny.checkpoint(tmp_path, tiny.config(), tiny.layers(LAYER))
     path = tmp_path / "t.json"
-    rows = [{"id": "x", "checkpoint": folder.name, "layer": LAYER, "scheme": "wNa16_int", "kernel": "cpu/int4_torch"}]
+    rows = [{"id": "x", "checkpoint": folder.name, "layer": LAYER, "scheme": "wNa16_int", "kernel": INT4}]
     path.write_text(json.dumps({"plugins": [], "row": rows}))
     check_row(load_table(path)[0])
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import tiny_plans as tiny
+from usual_kernels import INT4
 
 from quantdispatch.registry.plan import plan
 from quantdispatch.registry.presets import PRESETS
@@ -59,7 +60,7 @@ def test_layers_alike_are_one_row_with_a_shape(tmp_path: Path) -> None:
     (row,) = checked(explained(tiny.checkpoint(tmp_path, tiny.config(), tensors)))
     assert row["shape"] == [64, 64]
     assert row["note"] == f"{NAMES[1]} and 5 more"
-    assert row["kernel"] == "cpu/int4_torch"
+    assert row["kernel"] == INT4
 
 
 def test_what_follows_from_tensors_is_left_out(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 import tiny_plans as tiny
 from hypothesis import given
 from hypothesis import strategies as st
+from usual_kernels import INT4
 
 from quantdispatch import Absent, Args, Rule, When
 from quantdispatch.registry.args import QuantArgs
@@ -35,7 +36,7 @@ def row(**changes: Any) -> Row:
 
 
 EXPECTING = {
-    "names": row(scheme="wNa16_int", kernel="cpu/int4_torch", backend="cpu", deviations=[], shape=[64, 256]),
+    "names": row(scheme="wNa16_int", kernel=INT4, backend="cpu", deviations=[], shape=[64, 256]),
     "an error": Row.read({**MISS, "message": ["no rule accepts", "dense"], "near": ["wNa16_int"]}),
     "no kernel": row(force_backend="cpu", device="cuda:sm90", error="NoKernelFound", scheme="wNa16_int", kernel=""),
     "a config": Row.read(

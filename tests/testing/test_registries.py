@@ -7,6 +7,7 @@ import sample_experts
 
 import quantdispatch as qd
 from quantdispatch import Absent, Args, Backend, Kernel, Needs, PluginError, Rule, When, hookimpl
+from quantdispatch.registry.facts import KernelSpec
 from quantdispatch.registry.registry import get_registry
 from quantdispatch.testing import assert_rules_clean, check_row, check_rules, registry_with, using_registry
 
@@ -85,11 +86,32 @@ def test_plans_made_inside_see_the_registry() -> None:
 
 
 def test_the_registry_comes_back_after_an_error() -> None:
-    from quantdispatch.registry import plan as module
+    before = get_registry()
+    with using_registry(registry_with()) as outer:
+        with pytest.raises(ZeroDivisionError), using_registry(registry_with()) as inner:
+            assert get_registry() is inner
+            raise ZeroDivisionError
+        assert get_registry() is outer
+    assert get_registry() is before
 
-    with pytest.raises(ZeroDivisionError), using_registry(registry_with()):
-        raise ZeroDivisionError
-    assert module.get_registry is get_registry
+
+def test_a_registry_for_one_plan() -> None:
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"W4A16_ASYM": ["Linear"]},
+    }  # fmt: skip
+    found = qd.plan(config, modules={EXPERTS: "Linear"}, registry=registry_with(sample_experts))
+    assert found.layers[EXPERTS].rule.name == "wNa16_int-asymmetric-moe"
+
+
+def test_what_is_loaded_inside_is_bound_by_the_registry() -> None:
+    """Kernels of a plugin under test are chosen too, not only planned."""
+    torch = pytest.importorskip("torch")
+    from quantdispatch.engines.binding import choose_kernel
+
+    spec = KernelSpec("linear", "linear", "own", None, None, None, 32, 32, "bfloat16", reference="a:B")
+    kernel = Kernel("own/k", "linear", Needs(device="cpu"), "a:B")
+    with using_registry(registry_with(Backend("own", 500), kernel)):
+        assert choose_kernel("x", spec, torch.device("cpu")).name == "own/k"
 
 
 def test_a_row_may_be_given_as_its_keys_and_with_a_registry() -> None:
