@@ -63,6 +63,12 @@ def spin(**scheme: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def member(name: str) -> dict[str, Any]:
+    """Inputs of one projection, whose neighbours take the same ones untransformed."""
+    entries = [apply("input", [name]), apply("weight_input", [name], inverse=True)]
+    return {"q": {"type": "random-hadamard", "head_dim": 32, "apply": entries}}
+
+
 def several() -> dict[str, Any]:
     """Groups at one place that do not commute, and one that is applied twice there."""
     places = ("input", "output")
@@ -95,6 +101,7 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "spin-r4-f64": (spin(precision=F64), "w4a16-asym", {"intermediate_size": 512}),
     "spin-r4-blocks": (spin(head_dim=64, precision=BF16), "w4a16-asym", {}),
     "several": (several(), "w4a16-asym", {}),
+    "one-member": (member("re:.*q_proj$"), "w4a16-asym", {}),
 }  # fmt: skip
 #: inputs are quantized: a last bit of difference before that is a step of the grid after it
 LOOSE = {"quip-int8": 3e-2, "quip-fp8": 3e-2, "spin-r4-blocks": 1e-2}

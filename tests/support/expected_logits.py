@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,10 +54,18 @@ def _tensors(stored: dict[str, Tensor], module: str) -> dict[str, Tensor]:
 
 
 def _quantized(stored: dict[str, Tensor], block: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Module -> its config group. A checkpoint of one case has one group with weights."""
-    groups = [group for group in block["config_groups"].values() if group["weights"] is not None]
+    """Module -> its config group."""
+    groups = [g for g in block["config_groups"].values() if g["weights"] is not None]
+    groups = [{**g, "format": g.get("format") or block["format"]} for g in groups]
     names = sorted({key.removesuffix(".weight_scale") for key in stored if key.endswith(".weight_scale")})
-    return {name: groups[0] for name in names}
+    return {name: groups[0] if len(groups) == 1 else _group_of(name, groups) for name in names}
+
+
+def _group_of(name: str, groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """By exact names, then by regular expressions in alphabetical order, then by the class."""
+    of = {target: group for group in groups for target in group["targets"]}
+    regexes = sorted(target for target in of if target.startswith("re:") and re.match(target[3:], name))
+    return of[next(target for target in (name, *regexes, "Linear") if target in of)]
 
 
 def decompressed(tensors: dict[str, Tensor], group: dict[str, Any], *, widen: bool) -> Tensor:
@@ -72,7 +81,13 @@ def decompressed(tensors: dict[str, Tensor], group: dict[str, Any], *, widen: bo
     state = dict(tensors)
     if widen and state["weight_scale"].dtype.is_floating_point:
         state["weight_scale"] = state["weight_scale"].float()
-    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**group["weights"]))
+    args = {key: value for key, value in group["weights"].items() if key != "actorder"}  # the stored order counts
+    order = state.pop("weight_g_idx", None)
+    if order is not None:  # it no longer reads them: as groups of one column
+        args["group_size"] = 1
+        for key in state.keys() & {"weight_scale", "weight_zero_point"}:
+            state[key] = state[key][:, order]
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(**args))
     compressor: Any = BaseCompressor.get_value_from_registry(group["format"])
     weight: Tensor = compressor.decompress(state, scheme)["weight"]
     return weight.float()
