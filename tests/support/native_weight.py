@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from quantdispatch.backends.cpu.native.library import Weight
+from quantdispatch.backends.cpu.native.library import Inputs, Weight
 
 TILE = 64
 DTYPES = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
@@ -138,13 +138,15 @@ class Case:
         return tensor.data_ptr()
 
 
-def linear(library: ctypes.CDLL, weight: Weight, x: Tensor) -> Tensor:
-    """qd_linear on one thread; what it writes between rows is seen."""
+def linear(library: ctypes.CDLL, weight: Weight, x: Tensor, inputs: Inputs | None = None, threads: int = 1) -> Tensor:
+    """qd_linear, or with ``inputs`` qd_linear_int8; what it writes between rows is seen."""
     m, stride = x.shape[0], weight.n + 3
     y = torch.full((m, stride), 7.0, dtype=x.dtype)
-    code = library.qd_linear(
-        ctypes.byref(weight), x.data_ptr(), m, x.stride(0), y.data_ptr(), stride, DTYPES[x.dtype], 1
-    )
+    rest = (x.data_ptr(), m, x.stride(0), y.data_ptr(), stride, DTYPES[x.dtype], threads)
+    if inputs is None:
+        code = library.qd_linear(ctypes.byref(weight), *rest)
+    else:
+        code = library.qd_linear_int8(ctypes.byref(weight), ctypes.byref(inputs), *rest)
     assert code == 0, code
     assert bool((y[:, weight.n :] == 7).all()), "writes beyond a row"
     return y[:, : weight.n]

@@ -9,7 +9,7 @@
 namespace qd {
 namespace {
 
-// From this many rows on, scales are folded into codes where that is exact. Fixed by the call's rows, not by a share of
+// From this many rows on, scales or zero points are folded into codes where that is exact. Fixed by the call's rows, not by a share of
 // them, as it changes how sums are rounded.
 constexpr int64_t kFoldRows = 24;
 enum Mode { kUnfolded, kFolding };
@@ -26,16 +26,18 @@ Work plan(const Shape& shape, int64_t m, int32_t dtype) {
 }
 
 template <class Codes>
-void run(const Operand& op, int64_t m, bool folded, const Work& work, void* scratch) {
+void run(const Operand& op, int64_t m, Fold fold, const Work& work, void* scratch) {
   const Codes codes(op.shape.format);
   const int64_t size = block_size(op.shape, work);
-  if (folded) return many_rows<true>(codes, op, m, work.step, size, *(Stretch*)scratch);
+  if (fold == kScales) return many_rows<kScales>(codes, op, m, work.step, size, *(Stretch*)scratch);
+  if constexpr (Codes::kNibbles)
+    if (fold == kZeros) return many_rows<kZeros>(codes, op, m, work.step, size, *(Stretch*)scratch);
   switch (m) {
     case 1: return few_rows_of_tile<1>(codes, op);
     case 2: return few_rows_of_tile<2>(codes, op);
     case 3: return few_rows_of_tile<3>(codes, op);
     case 4: return few_rows_of_tile<4>(codes, op);
-    default: return many_rows<false>(codes, op, m, work.step, size, *(Stretch*)scratch);
+    default: return many_rows<kPlain>(codes, op, m, work.step, size, *(Stretch*)scratch);
   }
 }
 
@@ -53,17 +55,17 @@ void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t
   const Operand op{weight,    shape, at, block_at(shape, work, begin / work.step),
                    work.step, shape.padded_k() / 2 * work.step, parts_of(work.dtype), sums_at(shape, work, begin),
                    out,       ld};
-  const bool folded = work.mode == kFolding && foldable(weight, shape, at, shape.outputs(index));
+  const Fold fold = work.mode == kFolding ? foldable(weight, shape, at, shape.outputs(index)) : kPlain;
   const int64_t m = end - begin;
   if (shape.format == QD_FP8) {
-    run<Fp8Codes>(op, m, folded, work, scratch);
+    run<Fp8Codes>(op, m, fold, work, scratch);
   } else {
     switch (shape.slot_bits) {
-      case 2: run<TableCodes<2>>(op, m, folded, work, scratch); break;
-      case 3: run<TableCodes<3>>(op, m, folded, work, scratch); break;
-      case 4: run<TableCodes<4>>(op, m, folded, work, scratch); break;
-      case 5: run<TableCodes<5>>(op, m, folded, work, scratch); break;
-      default: run<Int8Codes>(op, m, folded, work, scratch); break;
+      case 2: run<TableCodes<2>>(op, m, fold, work, scratch); break;
+      case 3: run<TableCodes<3>>(op, m, fold, work, scratch); break;
+      case 4: run<TableCodes<4>>(op, m, fold, work, scratch); break;
+      case 5: run<TableCodes<5>>(op, m, fold, work, scratch); break;
+      default: run<Int8Codes>(op, m, fold, work, scratch); break;
     }
   }
   if (weight.unit != 1) multiply_units(weight.unit, m, at.width, out, ld);

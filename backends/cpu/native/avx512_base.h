@@ -52,6 +52,16 @@ QD_INLINE __m512i bits(__m512 values) { return _mm512_castps_si512(values); }
 // 16 bf16 as fp32.
 QD_INLINE __m512 widen_bf16(__m256i values) { return floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
 
+// 64 bytes of a long stream. What is a page ahead is asked for: the processor's own prefetchers stop at the end of a
+// page.
+QD_INLINE __m512i load_ahead(const uint32_t* at) {
+#ifndef QD_EMULATE
+  constexpr int64_t kAhead = 1024;
+  _mm_prefetch((const char*)(at + kAhead), _MM_HINT_T0);
+#endif
+  return _mm512_loadu_si512(at);
+}
+
 // acc + even product + odd product of pairs of bf16, in fp32.
 QD_INLINE __m512 dot_bf16(__m512 acc, __m512i a, __m512i b) {
   return _mm512_dpbf16_ps(acc, (__m512bh)a, (__m512bh)b);

@@ -18,6 +18,7 @@ struct Stretch {
   alignas(64) uint32_t pairs[kSpan / 2 * kTile];  // [pair][width]
   alignas(64) float scale[kMostSpans * kTile];    // [span][width]
   alignas(64) float zero[kMostSpans * kTile];     // less the offset
+  alignas(64) uint32_t zero_pairs[kTile];
 };
 
 // out += scale * (pairs . x - zero * sum of x) for one span of a block of kM rows.
@@ -82,17 +83,26 @@ QD_INLINE __m512i scaled_pair(__m512i pair, __m512 by) {
   return _mm512_ternarylogic_epi32(upper, odd, _mm512_srli_epi32(even, 16), 0xca);
 }
 
-// The pairs of dword rows [begin, begin + count) of a tile; kFold: times scale[width].
-template <bool kFold, class Codes>
-void decode(const Codes& codes, const Tile& tile, int64_t begin, int64_t count, const float* scale, uint32_t* pairs) {
+// What is folded into the pairs where that is exact: scales (a sum then runs over several groups), or zero points.
+enum Fold { kPlain, kScales, kZeros };
+
+// The pairs of dword rows [begin, begin + count) of a tile; kScales: times scale[width]; kZeros: less zero[width].
+template <Fold kFold, class Codes>
+void decode(const Codes& codes, const Tile& tile, int64_t begin, int64_t count, const float* scale,
+            const uint32_t* zero, uint32_t* pairs) {
   const uint32_t* code = tile.codes + begin * tile.width;
   for (int64_t r = 0; r < count; ++r, code += tile.width, pairs += Codes::kPairs * tile.width)
     for (int64_t o = 0; o < tile.width; o += 16) {
       const typename Codes::State state = codes.load(_mm512_loadu_si512(code + o));
       QD_UNROLL(8)
       for (int j = 0; j < Codes::kPairs; ++j) {
-        __m512i pair = codes.pair(state, j);
-        if (kFold) pair = scaled_pair(pair, _mm512_load_ps(scale + o));
+        __m512i pair;
+        if constexpr (kFold == kZeros) {
+          pair = codes.pair_less(state, j, _mm512_load_si512(zero + o));
+        } else {
+          pair = codes.pair(state, j);
+          if (kFold == kScales) pair = scaled_pair(pair, _mm512_load_ps(scale + o));
+        }
         _mm512_store_si512(pairs + j * tile.width + o, pair);
       }
     }
@@ -110,29 +120,39 @@ inline void load_factors(const Operand& op, int64_t g, float* scale, float* zero
   }
 }
 
-// Whether codes times their scales are exact in bf16, which has 8 significant bits: up to 4 of a code and 4 of e4m3, or
-// powers of two that stay within its range. Pays where groups are small.
-inline bool foldable(const qd_weight& weight, const Shape& shape, const Tile& tile, int64_t outputs) {
-  if (tile.zero || shape.padded_group() > 64) return false;
-  if (weight.scale_dtype == QD_E4M3) return shape.format != QD_INT || shape.slot_bits <= 5;
-  if (weight.scale_dtype != QD_E8M0) return false;
+// Zero points of a group as pairs of words.
+inline void load_zero_pairs(const Tile& tile, int64_t g, uint32_t* zero) {
+  for (int64_t o = 0; o < tile.width; o += 16) {
+    const __m512i value = load_zeros(tile, g, o);
+    _mm512_store_si512(zero + o, _mm512_or_si512(value, _mm512_slli_epi32(value, 16)));
+  }
+}
+
+// Scales: where codes times scales are exact in bf16, which has 8 significant bits: up to 4 of a code and 4 of e4m3, or
+// powers of two that stay within its range; pays where groups are small. Zero points: where both are nibbles, as their
+// difference then has 5 bits.
+inline Fold foldable(const qd_weight& weight, const Shape& shape, const Tile& tile, int64_t outputs) {
+  if (tile.zero) return weight.zero_bits == 4 ? kZeros : kPlain;
+  if (shape.padded_group() > 64) return kPlain;
+  if (weight.scale_dtype == QD_E4M3) return shape.format != QD_INT || shape.slot_bits <= 5 ? kScales : kPlain;
+  if (weight.scale_dtype != QD_E8M0) return kPlain;
   for (int64_t g = 0; g < shape.groups; ++g)
     for (int64_t o = 0; o < outputs; ++o) {
       const uint8_t code = static_cast<uint8_t>(tile.scale[g * tile.scale_step + o]);
-      if (code < 16 || code > 240) return false;
+      if (code < 16 || code > 240) return kPlain;
     }
-  return true;
+  return kScales;
 }
 
-// Blocks of `step` rows of [0, m), all groups. kFold: scales multiply the codes, and a sum runs over several groups.
-template <bool kFold, class Codes>
+// Blocks of `step` rows of [0, m), all groups.
+template <Fold kFold, class Codes>
 void many_rows(const Codes& codes, const Operand& all, int64_t m, int64_t step, int64_t block_size, Stretch& scratch) {
   const Shape& shape = all.shape;
   const int64_t width = all.tile.width, row_pairs = Codes::kPairs;
   for (int64_t i = 0; i < m; ++i) memset(all.out + i * all.ld, 0, static_cast<size_t>(width) * 4);
-  if (kFold)
+  if (kFold == kScales)
     for (int64_t o = 0; o < width; ++o) scratch.zero[o] = 1;
-  const int64_t fit = (kFold ? kSpan : kStretch) / shape.padded_group();
+  const int64_t fit = (kFold == kScales ? kSpan : kStretch) / shape.padded_group();
   const int64_t together = shape.spans_per_group > 1 || fit < 1 ? 1 : fit < kMostSpans ? fit : kMostSpans;
   for (int64_t span = 0; span < shape.spans(); span += together) {
     const int64_t spans = shape.spans() - span < together ? shape.spans() - span : together;
@@ -141,19 +161,20 @@ void many_rows(const Codes& codes, const Operand& all, int64_t m, int64_t step, 
     const int64_t rows = left < shape.span_rows ? left : shape.span_rows;
     for (int64_t i = 0; i < spans; ++i) {
       load_factors(all, g + i, scratch.scale + i * width, scratch.zero + i * width);
-      decode<kFold>(codes, all.tile, begin + i * rows, rows, scratch.scale + i * width,
+      if (kFold == kZeros) load_zero_pairs(all.tile, g + i, scratch.zero_pairs);
+      decode<kFold>(codes, all.tile, begin + i * rows, rows, scratch.scale + i * width, scratch.zero_pairs,
                     scratch.pairs + i * rows * row_pairs * width);
     }
     Operand op = all;
     for (int64_t i = 0; i < m; i += step) {
       const int64_t height = m - i < step ? m - i : step;
       const Block run = block_for(height, width);
-      if (kFold)
+      if (kFold == kScales)
         run(scratch.pairs, spans * rows * row_pairs, op, begin * row_pairs, span, scratch.zero, nullptr);
       else
         for (int64_t j = 0; j < spans; ++j)
           run(scratch.pairs + j * rows * row_pairs * width, rows * row_pairs, op, (begin + j * rows) * row_pairs,
-              span + j, scratch.scale + j * width, op.tile.zero ? scratch.zero + j * width : nullptr);
+              span + j, scratch.scale + j * width, op.tile.zero && kFold == kPlain ? scratch.zero + j * width : nullptr);
       op.x += block_size;
       op.sums += step * shape.spans();
       op.out += step * op.ld;

@@ -36,14 +36,10 @@ struct ScalesAny {
 // The 64 scales of e4m3 of a full tile: one look-up for all of them rather than four conversions, since with groups of
 // 16 a scale comes every other dword row.
 struct Scales64 {
-  ByteTables tables{magnitude_e4m3};
-  __m512i order;  // dwords 0 4 8 12 1 5 9 13 ...: unpacking within 128-bit lanes undoes it
+  ByteTables tables{kE4m3Table};
+  __m512i order;  // of dwords; unpacking within 128-bit lanes undoes it
 
-  Scales64() {
-    alignas(64) int32_t index[16];
-    for (int i = 0; i < 16; ++i) index[i] = i / 4 + i % 4 * 4;
-    order = _mm512_load_si512(index);
-  }
+  Scales64() : order(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15)) {}
   QD_INLINE void load(const char* at, __m512 (&to)[4]) const {
     const __m512i codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(at));
     const Halves found = tables.look_up(codes);
@@ -64,7 +60,7 @@ QD_INLINE void add_rows(const Codes& codes, const uint32_t* code, int64_t width,
   for (int64_t r = 0; r < count; ++r, code += width, x += kPairs * pair_step) {
     typename Codes::State state[kN];
     QD_UNROLL(4)
-    for (int v = 0; v < kN; ++v) state[v] = codes.load(_mm512_loadu_si512(code + v * 16));
+    for (int v = 0; v < kN; ++v) state[v] = codes.load(load_ahead(code + v * 16));
     QD_UNROLL(8)
     for (int j = 0; j < kPairs; ++j) {
       __m512i pair[kN];

@@ -83,7 +83,7 @@ void multiply(const uint32_t* code, int64_t width, int64_t count, Block& block, 
   for (int64_t r = 0; r < count; ++r, code += width) {
     __m512i dwords[kN];
     QD_UNROLL(4)
-    for (int v = 0; v < kN; ++v) dwords[v] = _mm512_loadu_si512(code + v * 16);
+    for (int v = 0; v < kN; ++v) dwords[v] = load_ahead(code + v * 16);
     QD_UNROLL(4)
     for (int i = 0; i < Codes::kSteps; ++i) {
       __m512i bytes[kN];
