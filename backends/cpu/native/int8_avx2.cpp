@@ -45,6 +45,9 @@ QD_INLINE Vec add16(Vec sum, Vec v) {
   return sum;
 }
 
+// What is read next comes from memory meanwhile.
+QD_INLINE void fetch(const char* at) { _mm_prefetch(at, _MM_HINT_T0); }
+
 // --- codes of a dword to what is multiplied ---
 
 template <int kBits>
@@ -83,6 +86,13 @@ QD_INLINE Vec widened(Vec words) { return _mm256_madd_epi16(words, _mm256_set1_e
 
 // --- products ---
 
+constexpr int64_t kAhead = 512;  // dwords
+
+template <int kVectors>
+QD_INLINE void fetch_row(const uint32_t* codes) {
+  for (int v = 0; v < kVectors; v += 2) fetch(reinterpret_cast<const char*>(codes + kAhead + 8 * v));
+}
+
 // One row of x times kVectors * 8 outputs of a chunk as packed. sums[8v ..] += . codes: dword row r at r * width.
 template <int kBits, int kVectors>
 void one_row(const uint32_t* codes, int64_t width, int64_t rows, const int32_t* x, int32_t* sums) {
@@ -91,6 +101,7 @@ void one_row(const uint32_t* codes, int64_t width, int64_t rows, const int32_t* 
   for (int v = 0; v < kVectors; ++v) wide[v] = load(sums + 8 * v);
   if (C::kAdds == 0) {
     for (int64_t r = 0; r < rows; ++r, codes += width, x += C::kSteps) {
+      fetch_row<kVectors>(codes);
       for (int v = 0; v < kVectors; ++v) {
         const Vec dwords = load(codes + 8 * v);
         for (int i = 0; i < C::kSteps; ++i)
@@ -103,12 +114,14 @@ void one_row(const uint32_t* codes, int64_t width, int64_t rows, const int32_t* 
       const int64_t end = std::min<int64_t>(r + kRows, rows);
       Vec narrow[kVectors];
       for (int v = 0; v < kVectors; ++v) narrow[v] = _mm256_setzero_si256();
-      for (; r < end; ++r, codes += width, x += C::kSteps)
+      for (; r < end; ++r, codes += width, x += C::kSteps) {
+        fetch_row<kVectors>(codes);
         for (int v = 0; v < kVectors; ++v) {
           const Vec dwords = load(codes + 8 * v);
           for (int i = 0; i < C::kSteps; ++i)
             narrow[v] = _mm256_add_epi16(narrow[v], C::multiply(C::step(dwords, i), spread(x + i)));
         }
+      }
       for (int v = 0; v < kVectors; ++v) wide[v] = _mm256_add_epi32(wide[v], widened(narrow[v]));
     }
   }
@@ -131,9 +144,15 @@ void unpack(const uint32_t* codes, int64_t width, int64_t rows, int32_t* to) {
     }
 }
 
+// Where a block fetches from with each step; the same place over and over where there is nothing to fetch.
+struct Ahead {
+  const char* at;
+  int64_t step;
+};
+
 // kRows rows of x (at x, x + stride, ...; dwords) times a panel: sums[row * 64 + 0 .. 15] +=.
 template <int kBits, int kRows>
-void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride, int32_t* sums) {
+void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride, int32_t* sums, Ahead ahead) {
   using C = Codes<kBits>;
   Vec sum[kRows][2];
   if (C::kAdds == 0) {
@@ -141,6 +160,8 @@ void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride
       for (int v = 0; v < 2; ++v) sum[i][v] = load(sums + i * kTile + 8 * v);
     for (int64_t s = 0; s < steps; ++s) {
       const Vec first = load(codes + 16 * s), second = load(codes + 16 * s + 8);
+      fetch(ahead.at);
+      ahead.at += ahead.step;
       for (int i = 0; i < kRows; ++i) {
         const Vec value = spread(x + i * stride + s);
         sum[i][0] = add32(sum[i][0], C::multiply(first, value));
@@ -156,6 +177,8 @@ void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride
     for (int i = 0; i < kRows; ++i) sum[i][0] = sum[i][1] = _mm256_setzero_si256();
     for (; s < end; ++s) {
       const Vec first = load(codes + 16 * s), second = load(codes + 16 * s + 8);
+      fetch(ahead.at);
+      ahead.at += ahead.step;
       for (int i = 0; i < kRows; ++i) {
         const Vec value = spread(x + i * stride + s);
         sum[i][0] = add16(sum[i][0], C::multiply(first, value));
@@ -171,14 +194,15 @@ void block(const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride
 }
 
 template <int kBits>
-void blocks(int64_t rows, const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride, int32_t* sums) {
+void blocks(int64_t rows, const int32_t* codes, int64_t steps, const int32_t* x, int64_t stride, int32_t* sums,
+            Ahead ahead) {
   switch (rows) {
-    case 1: return block<kBits, 1>(codes, steps, x, stride, sums);
-    case 2: return block<kBits, 2>(codes, steps, x, stride, sums);
-    case 3: return block<kBits, 3>(codes, steps, x, stride, sums);
-    case 4: return block<kBits, 4>(codes, steps, x, stride, sums);
-    case 5: return block<kBits, 5>(codes, steps, x, stride, sums);
-    default: return block<kBits, 6>(codes, steps, x, stride, sums);
+    case 1: return block<kBits, 1>(codes, steps, x, stride, sums, ahead);
+    case 2: return block<kBits, 2>(codes, steps, x, stride, sums, ahead);
+    case 3: return block<kBits, 3>(codes, steps, x, stride, sums, ahead);
+    case 4: return block<kBits, 4>(codes, steps, x, stride, sums, ahead);
+    case 5: return block<kBits, 5>(codes, steps, x, stride, sums, ahead);
+    default: return block<kBits, 6>(codes, steps, x, stride, sums, ahead);
   }
 }
 
@@ -288,10 +312,13 @@ void tile_of(const Shape& shape, const Rows& x, int64_t begin, int64_t end, int6
           unpack<kBits>(codes, width, count, work.unpacked);
           for (int64_t o = 0; o < width; o += 16) {
             const int32_t* const panel = work.unpacked + o * steps;
-            if (ones) blocks<kBits>(1, panel, steps, ones + first, stride, work.ones + o);
-            for (int64_t i = 0; i < m; i += 6)
+            const Ahead none{reinterpret_cast<const char*>(panel), 0};
+            if (ones) blocks<kBits>(1, panel, steps, ones + first, stride, work.ones + o, none);
+            // A panel's share of the next chunk.
+            Ahead ahead{reinterpret_cast<const char*>(codes + count * (width + o)), 64 / kSteps};
+            for (int64_t i = 0; i < m; i += 6, ahead = none)
               blocks<kBits>(std::min<int64_t>(6, m - i), panel, steps, rows + i * stride + first, stride,
-                            work.sums + i * kTile + o);
+                            work.sums + i * kTile + o, ahead);
           }
         }
         r += count;
