@@ -16,6 +16,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="models are built by transformers")
 pytest.importorskip("compressed_tensors", reason="checkpoints are written by compressed-tensors")
 
+import usual_kernels as usual  # noqa: E402
 from demo_models.rtn import quantize_and_save  # noqa: E402
 from demo_models.variants import Group, Variant  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
@@ -137,12 +138,16 @@ def test_logits_are_those_of_the_decompressed_model(args: str, head: str, checkp
         expected = logits(truth)
         assert (logits(model) - expected).norm() < limit * expected.norm()
         kinds = {"tied": TiedHead, "dense": torch.nn.Linear, "quantized": QuantLinear}
-        assert type(model.lm_head) is kinds[head]
+        assert isinstance(model.lm_head, kinds[head])
 
 
-@pytest.mark.parametrize(("args", "kernel"), [("int4 g32", "cpu/int4_torch"), ("int3 channel", "cpu/int4_torch"),
-                                              ("int8 channel", "cpu/int8_torch"), ("fp8 channel", "cpu/dequant"),
-                                              ("nvfp4", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("args", "kernel"),
+    [
+        *(("int4 g32", usual.INT4), ("int3 channel", usual.INT4), ("int8 channel", usual.INT8)),
+        *(("fp8 channel", usual.FP8), ("nvfp4", None)),
+    ],
+)
 def test_one_copy_serves_the_embedding_and_the_tied_head(args: str, kernel: str | None, checkpoint: Checkpoint) -> None:
     # without a linear kernel that gives single rows, the head dequantizes some rows at a time
     model = qd.load(checkpoint(args), backend=None if kernel else "reference")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +35,7 @@ class Layout:
 
     @classmethod
     def of(cls, spec: KernelSpec) -> Layout:
-        """Of a layer of known shape. Small floats of six bits are kept as the e4m3 bytes that they are handed over in."""
+        """Of a layer of known shape. Floats of six bits stay the e4m3 bytes that they are handed over in."""
         args = spec.weights
         assert args is not None and spec.n is not None and spec.k is not None
         group = spec.k
@@ -95,17 +97,37 @@ def unpack_codes(packed: Tensor, layout: Layout, columns: Tensor | None) -> Tens
 def unpack_rows(packed: Tensor, layout: Layout, columns: Tensor | None, index: Tensor) -> Tensor:
     """Rows ``index`` [R], any order, of what :func:`unpack_codes` gives. Raises ``IndexError`` for a row below 0 or
     beyond the last."""
+    take = _rows_op if torch.compiler.is_compiling() else _rows
+    return _codes(take(index, packed, columns, layout.numbers()), layout)
+
+
+def _rows(index: Tensor, packed: Tensor, columns: Tensor | None, numbers: Sequence[int]) -> Tensor:
     index = index.to(torch.int64).contiguous()
-    out = torch.empty(index.numel(), layout.k, dtype=torch.uint8, device="cpu")
+    out = torch.empty(index.numel(), numbers[1], dtype=torch.uint8, device="cpu")
     if index.numel() == 0:
-        return _codes(out, layout)
-    shape = product.describe(packed, None, None, columns, None, 1.0, layout.numbers())
+        return out
+    shape = product.describe(packed, None, None, columns, None, 1.0, tuple(numbers))
     error = load().qd_unpack_rows(ctypes.byref(shape), index.data_ptr(), index.numel(), out.data_ptr())
     if error == -4:
-        raise IndexError(f"rows {int(index.min())}..{int(index.max())} of {layout.n}")
+        raise IndexError(f"rows {int(index.min())}..{int(index.max())} of {numbers[0]}")
     if error:
         raise product.failed("qd_unpack_rows", error)
-    return _codes(out, layout)
+    return out
+
+
+# torch leaves Library unannotated
+_library: Any = torch.library.Library("quantdispatch", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "native_rows(Tensor index, Tensor packed, Tensor? columns, int[] numbers) -> Tensor",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("native_rows", _rows, "CPU")
+torch.library.register_fake(
+    "quantdispatch::native_rows",
+    lambda index, packed, columns, numbers: packed.new_empty((index.numel(), numbers[1]), dtype=torch.uint8),
+    lib=_library,
+)
+_rows_op = torch.ops.quantdispatch.native_rows.default
 
 
 def _codes(raw: Tensor, layout: Layout) -> Tensor:

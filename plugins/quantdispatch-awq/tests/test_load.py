@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 import quantdispatch as qd
 from quantdispatch.engines.modules import QuantLinear
 from quantdispatch.engines.verify import verify
+from quantdispatch.registry.environment import native_library
 
 IDS = torch.arange(24).reshape(2, 12)
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "zero_point": True, "modules_to_not_convert": None}
@@ -105,7 +106,7 @@ def test_kernels_are_those_of_packed_integers(layout, block, args, tmp_path) -> 
     plan = qd.plan(written.folder)
     quantized = [layer for layer in plan.layers.values() if layer.scheme == "wNa16_int"]
     assert len(quantized) == 14 and {(layer.backend, layer.kernel) for layer in quantized} == {
-        ("cpu", "cpu/int4_torch")
+        ("cpu", "cpu/native" if native_library() else "cpu/int4_torch")
     }
     # what engines make of compressed-tensors configs says nothing about these
     assert all(not layer.equivalents and not layer.differs for layer in quantized)
