@@ -19,13 +19,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize demo test test-all test-plugins lint format types pages bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
 	@echo "make test      set up and run the tests (ARGS= goes to pytest)"
 	@echo "make test-all  also the slow ones"
 	@echo "make test-plugins  the tests of the distributions in plugins/"
+	@echo "make native    compile the CPU kernels again after an edit (make sanitize: run them under sanitizers)"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
 	@echo "make pages     write the generated pages of docs/ again"
@@ -34,8 +35,8 @@ help:
 
 install: $(STAMP)
 
-# The package is installed in place, so only a change of these two files means that pip has something to do.
-$(STAMP): pyproject.toml constraints.txt
+# The package is installed in place, so only a change of these files means that pip has something to do.
+$(STAMP): pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else \
 	  "quantdispatch needs Python 3.11 or newer, and $(PYTHON) is %d.%d; say make PYTHON=..." % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -65,17 +66,44 @@ $(LIBRARY): $(NATIVE_ALL) | $(STAMP)
 
 -include $(OBJECTS:.o=.d)
 
-demo: $(STAMP)
+# The library under sanitizers, which not every toolchain has: memory and undefined behaviour over random shapes, data
+# races with several callers. -O0, because the rest costs the compiler minutes in files that are all templates. Leaks are
+# looked for where the system lets the sanitizer do so.
+sanitize:
+	@$(MAKE) --no-print-directory SANITIZER=address,undefined DRIVER=shapes ROUNDS=40 sanitized
+	@$(MAKE) --no-print-directory SANITIZER=thread DRIVER=threads ROUNDS=6 sanitized
+
+SANITIZED := .cache/native/$(DRIVER)
+SANITIZE := -fsanitize=$(SANITIZER) -fno-sanitize-recover=all
+sanitized:
+	@mkdir -p $(SANITIZED)
+	@if echo 'int main() { return 0; }' | $(CXX) $(SANITIZE) -x c++ - -o $(SANITIZED)/probe 2>/dev/null && \
+	    $(SANITIZED)/probe 2>/dev/null; then \
+	  $(MAKE) --no-print-directory -j$$(nproc 2>/dev/null || echo 2) $(SANITIZED)/run && $(SANITIZED)/run $(ROUNDS); \
+	else echo "$(CXX) has no $(SANITIZER) sanitizer that works here: not run"; fi
+
+$(SANITIZED)/run: $(SANITIZED)/driver.o $(patsubst $(NATIVE)/%.cpp,$(SANITIZED)/%.o,$(NATIVE_SOURCES))
+	$(CXX) $(SANITIZE) -pthread -o $@ $^
+
+$(SANITIZED)/driver.o: tests/native/$(DRIVER).cpp
+	$(CXX) $(filter-out -O3 -g0,$(shell cat $(NATIVE)/flags.txt)) -O1 -g1 $(SANITIZE) -MMD -c $< -o $@
+
+$(SANITIZED)/%.o: $(NATIVE)/%.cpp $(NATIVE)/flags.txt
+	$(CXX) $(filter-out -O3 -g0,$(shell cat $(NATIVE)/flags.txt)) -O0 -g1 $(SANITIZE) -MMD -c $< -o $@
+
+-include $(wildcard .cache/native/*/*.d)
+
+demo: $(LIBRARY)
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)
+test: $(LIBRARY)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m "not slow" $(ARGS)
 
-test-all: $(STAMP)
+test-all: $(LIBRARY)
 	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 # Each has its own configuration and helpers, so each is a run of its own; none needs to be installed.
-test-plugins: $(STAMP)
+test-plugins: $(LIBRARY)
 	for plugin in plugins/*/; do \
 	  (cd $$plugin && PYTHONPATH=src ../../$(BIN)/python -m pytest -p no:cacheprovider tests $(ARGS)) || exit 1; \
 	done
@@ -99,7 +127,7 @@ types: $(STAMP)
 pages: $(STAMP)
 	$(BIN)/quantdispatch rules --docs docs
 
-bench: $(STAMP)
+bench: $(LIBRARY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:

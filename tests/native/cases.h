@@ -95,7 +95,7 @@ inline Plan random_plan(Random& random, bool int8_inputs) {
   plan.k = pick(random, 1, 3) == 1 ? pick(random, 1, 40) : pick(random, 41, 700);
   const int64_t groups[] = {plan.k, 1, 7, 16, 32, 128, pick(random, 1, plan.k)};
   plan.group = std::min(groups[pick(random, 0, 6)], plan.k);
-  plan.format = static_cast<int32_t>(int8_inputs ? QD_INT : pick(random, 0, 2));
+  plan.format = int8_inputs ? QD_INT : static_cast<int32_t>(pick(random, 0, 2));
   const int32_t slots[] = {2, 3, 4, 5, 8};
   plan.slot_bits = plan.format == QD_FP4 ? 4 : plan.format == QD_FP8 ? 8 : slots[pick(random, 0, 4)];
   plan.scale_dtype = static_cast<int32_t>(pick(random, 0, plan.format == QD_INT ? 2 : 4));
@@ -110,7 +110,7 @@ inline Layer make_layer(Random& random, const Plan& plan) {
   qd_weight& w = layer.weight;
   const int64_t n = plan.n, k = plan.k, groups = (k + plan.group - 1) / plan.group, padded = (n + 15) / 16 * 16;
   w.n = n, w.k = k, w.group = plan.group, w.groups = groups, w.format = plan.format, w.slot_bits = plan.slot_bits;
-  w.scale_dtype = plan.scale_dtype, w.zero_bits = plan.zero_bits, w.unit = pick(random, 0, 1) ? 1.0f : 0.125f;
+  w.scale_dtype = plan.scale_dtype, w.zero_bits = plan.zero_bits;
   const int32_t half = 1 << (plan.slot_bits - 1);
   std::vector<int32_t> group_of(static_cast<size_t>(k));
   std::vector<int32_t> order(static_cast<size_t>(k));
@@ -128,12 +128,14 @@ inline Layer make_layer(Random& random, const Plan& plan) {
   layer.codes.resize(static_cast<size_t>(n * k));
   layer.values.resize(static_cast<size_t>(n * k));
   const double largest = plan.format == QD_INT ? half : plan.format == QD_FP4 ? 6 : 448;
+  // outputs of about the size of inputs, whatever the scale's dtype can hold
+  w.unit = static_cast<float>(1 / (largest * sqrt(static_cast<double>(k))));
   for (int64_t o = 0; o < n; ++o) {
     const int64_t first = o / 64 * 64, width = std::min<int64_t>(64, padded - first), lane = o - first;
     std::vector<double> scales(groups), zeros(groups, 0);
     for (int64_t g = 0; g < groups; ++g) {
       const size_t at = static_cast<size_t>(first * groups + g * width + lane);
-      const double size = uniform(random, .1, 1) / (largest * sqrt(static_cast<double>(k)));
+      const double size = uniform(random, .1, 1);
       if (plan.scale_dtype == QD_FP32) {
         const float value = static_cast<float>(size);
         memcpy(&layer.scale[at * 4], &value, 4);

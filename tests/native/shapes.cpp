@@ -84,14 +84,18 @@ void check_int8(Random& random, Layer& layer, int32_t threads) {
   inputs.per_tensor = inputs.dynamic ? 0 : 1;
   const float high = static_cast<float>((1 << (inputs.bits - 1)) - 1);
   inputs.scale = 0.9f / high;
+  if (!inputs.dynamic && pick(random, 0, 1)) {
+    inputs.symmetric = 0;
+    inputs.zero_point = static_cast<float>(pick(random, -2, 1));
+  }
   std::vector<double> x = wide(rows, w.k);
   for (int64_t i = 0; i < rows.m; ++i) {
     float most = 0;
     for (int64_t c = 0; c < w.k; ++c) most = std::max(most, static_cast<float>(fabs(x[i * w.k + c])));
     const float scale = inputs.dynamic ? most / high : inputs.scale;
     for (int64_t c = 0; c < w.k; ++c) {
-      const float code = nearbyintf(static_cast<float>(x[i * w.k + c]) / scale);
-      x[i * w.k + c] = static_cast<double>(std::clamp(code, -1 - high, high)) * scale;
+      const float code = nearbyintf(static_cast<float>(x[i * w.k + c]) / scale + inputs.zero_point);
+      x[i * w.k + c] = static_cast<double>(std::clamp(code, -1 - high, high) - inputs.zero_point) * scale;
     }
   }
   const std::vector<double> exact = product(layer, x, rows.m);
@@ -103,6 +107,32 @@ void check_int8(Random& random, Layer& layer, int32_t threads) {
     const double error = difference(exact, y, w.n, w.n);
     if (error >= tolerance(rows.x.dtype)) describe(w, rows.m, rows.x.dtype, error);
     REQUIRE(error < tolerance(rows.x.dtype), "linear_int8");
+  }
+}
+
+void check_dense(Random& random, int32_t threads) {
+  const int64_t n = pick(random, 1, 90), k = pick(random, 1, 200), stride = k + pick(random, 0, 5);
+  Rows rows = random_rows(random, k);
+  if (rows.x.dtype != QD_BF16) return;
+  Floats weight(QD_BF16, static_cast<size_t>((n - 1) * stride + k)), bias(QD_BF16, static_cast<size_t>(n));
+  std::vector<double> exact(static_cast<size_t>(rows.m * n));
+  for (int64_t o = 0; o < n; ++o) {
+    bias.set(o, static_cast<float>(uniform(random, -1, 1)));
+    for (int64_t c = 0; c < k; ++c) weight.set(o * stride + c, static_cast<float>(uniform(random, -1, 1)));
+  }
+  for (int64_t i = 0; i < rows.m; ++i)
+    for (int64_t o = 0; o < n; ++o) {
+      exact[i * n + o] = bias.get(o);
+      for (int64_t c = 0; c < k; ++c) exact[i * n + o] += rows.x.get(i * rows.stride + c) * weight.get(o * stride + c);
+    }
+  for (int32_t isa = QD_PORTABLE; isa <= qd_isa_best(); ++isa) {
+    qd_set_isa(isa);
+    Floats y(QD_BF16, static_cast<size_t>(rows.m * n));
+    const int32_t rc = qd_dense(weight.data(), n, k, stride, bias.data(), rows.x.data(), rows.m, rows.stride, y.data(), n, threads);
+    if (isa == QD_PORTABLE && rc < 0) continue;  // it has no such kernel
+    REQUIRE(rc == 0, "dense: %d", rc);
+    const double error = difference(exact, y, n, n);
+    REQUIRE(error < tolerance(QD_BF16), "dense: n %ld k %ld m %ld: %.3g", n, k, rows.m, error);
   }
 }
 
@@ -167,6 +197,7 @@ int main(int count, char** arguments) {
     if (int8_inputs) check_int8(random, layer, threads);
     else check_linear(random, layer, threads);
     if (round % 4 == 0) check_moe(random, threads);
+    check_dense(random, threads);
   }
   printf("%d random layers on %d instruction sets\n", rounds, qd_isa_best() + 1);
   return 0;
