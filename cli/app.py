@@ -31,6 +31,9 @@ app = typer.Typer(
 _DEVICE = typer.Option("cpu", "--device", metavar="D", help="cpu, cuda (the one present), cuda:sm90, rocm:gfx942, ...")
 _JSON = typer.Option(False, "--json", help="One JSON document on standard output.")
 _BACKEND = typer.Option(None, "--backend", metavar="B", help="Use this backend's kernels only.")
+_ALLOW = typer.Option(
+    [], "--allow", metavar="WHAT", help="Let kernels compute something else, as the plan says: int8-activations."
+)
 _SOURCE = typer.Argument(..., metavar="SOURCE", help="A checkpoint folder, a config.json, or a hub id.")
 #: of the error's norm relative to the output's; rounding outputs to bfloat16 alone costs 1.7e-3
 _TOLERANCE = typer.Option(
@@ -71,6 +74,7 @@ def explain(
         help="A module and its class (or CLASS,BASE,... as in its MRO); repeatable.",
     ),
     why_not: str | None = typer.Option(None, "--why-not", metavar="BACKEND", help="Why this backend was not chosen."),
+    allow: list[str] = _ALLOW,
     meta: bool = typer.Option(False, "--meta", help="Build the transformers model on meta for names and classes."),
     as_json: bool = _JSON,
 ) -> None:
@@ -80,7 +84,14 @@ def explain(
 
     raise typer.Exit(
         explain_command(
-            source, device=device, layer=layer, modules=modules, why_not=why_not, meta=meta, as_json=as_json
+            source,
+            device=device,
+            layer=layer,
+            modules=modules,
+            why_not=why_not,
+            allow=allow,
+            meta=meta,
+            as_json=as_json,
         )
     )
 
@@ -91,6 +102,7 @@ def run(
     prompt: str = typer.Option(..., "--prompt", metavar="TEXT", help="What to answer."),
     max_new_tokens: int = typer.Option(64, "--max-new-tokens", metavar="N", min=1, help="Longest answer, in tokens."),
     backend: str | None = _BACKEND,
+    allow: list[str] = _ALLOW,
     device: str = _DEVICE,
     as_json: bool = _JSON,
 ) -> None:
@@ -98,7 +110,9 @@ def run(
     from .run import run_command
 
     gc.enable()
-    raise typer.Exit(run_command(path, prompt, max_new_tokens, backend=backend, device=device, as_json=as_json))
+    raise typer.Exit(
+        run_command(path, prompt, max_new_tokens, backend=backend, allow=allow, device=device, as_json=as_json)
+    )
 
 
 @app.command()
@@ -106,6 +120,7 @@ def verify(
     path: str = _PATH,
     tolerance: float = _TOLERANCE,
     backend: str | None = _BACKEND,
+    allow: list[str] = _ALLOW,
     device: str = _DEVICE,
     as_json: bool = _JSON,
 ) -> None:
@@ -113,7 +128,9 @@ def verify(
     from .verify import verify_command
 
     gc.enable()
-    raise typer.Exit(verify_command(path, tolerance=tolerance, backend=backend, device=device, as_json=as_json))
+    raise typer.Exit(
+        verify_command(path, tolerance=tolerance, backend=backend, allow=allow, device=device, as_json=as_json)
+    )
 
 
 @app.command()

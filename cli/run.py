@@ -15,7 +15,9 @@ from .output import Output
 _PRESENT = re.compile(r"cpu|cuda(:\d+)?|rocm(:\d+)?")
 
 
-def run_command(path: str, prompt: str, max_new_tokens: int, *, backend: str | None, device: str, as_json: bool) -> int:
+def run_command(
+    path: str, prompt: str, max_new_tokens: int, *, backend: str | None, allow: list[str], device: str, as_json: bool
+) -> int:
     """0. Raises what loading raises, and typer's ``BadParameter`` for a device that only a plan can be made for, an
     unknown backend, or a prompt that is not text."""
     where = torch_device(device)
@@ -26,7 +28,7 @@ def run_command(path: str, prompt: str, max_new_tokens: int, *, backend: str | N
     require_engine()
     from ..engines.generate import chat
 
-    answer = chat(path, prompt, max_new_tokens=max_new_tokens, backend=backend, device=where)
+    answer = chat(path, prompt, max_new_tokens=max_new_tokens, backend=backend, allow=allow, device=where)
     if as_json:
         figures = {**dataclasses.asdict(answer), "tokens_per_second": round(answer.tokens_per_second, 3)}
         Output().json({"version": 1, **figures})

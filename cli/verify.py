@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     from ..engines.verify import Row
 
 
-def verify_command(path: str, *, tolerance: float, backend: str | None, device: str, as_json: bool) -> int:
+def verify_command(
+    path: str, *, tolerance: float, backend: str | None, allow: list[str], device: str, as_json: bool
+) -> int:
     """0, or 1 when a layer's error exceeds ``tolerance`` or its weight is not compressed-tensors' own, bit for bit."""
     where = torch_device(device)
     if backend is not None:
@@ -21,7 +23,7 @@ def verify_command(path: str, *, tolerance: float, backend: str | None, device: 
     require_engine()
     from ..engines.verify import verify
 
-    rows = verify(path, device=where, backend=backend)
+    rows = verify(path, device=where, backend=backend, allow=allow)
     failed = [row for row in rows if not passes(row, tolerance)]
     output = Output()
     if as_json:

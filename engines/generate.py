@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,19 +36,20 @@ def chat(
     *,
     max_new_tokens: int = 64,
     backend: str | None = None,
+    allow: str | Iterable[str] = (),
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     tokenizer: Any = None,
 ) -> Answer:
     """Answer ``prompt`` greedily.
 
-    ``source``: checkpoint folder, hub id, or a model that is loaded already (``device``, ``dtype`` and ``backend``
-    are then its own, and ``tokenizer`` is found by its ``name_or_path`` unless given). The tokenizer's chat template
-    is used if it has one. Raises what :func:`load` raises, and ``ConfigError`` without a usable tokenizer.
+    ``source``: checkpoint folder, hub id, or a model that is loaded already (``device``, ``dtype``, ``backend`` and
+    ``allow`` are then its own, and ``tokenizer`` is found by its ``name_or_path`` unless given). The tokenizer's chat
+    template is used if it has one. Raises what :func:`load` raises, and ``ConfigError`` without a usable tokenizer.
     """
     if isinstance(source, (str, os.PathLike)):
         folder = local_folder(source)
-        model = load(folder, device=device, dtype=dtype, backend=backend)
+        model = load(folder, device=device, dtype=dtype, backend=backend, allow=allow)
     else:
         model, folder = source, source.name_or_path
     tokenizer = tokenizer or load_tokenizer(folder)

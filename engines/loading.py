@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -32,11 +32,14 @@ def load(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     backend: str | None = None,
+    allow: str | Iterable[str] = (),
 ) -> Any:
     """Load a compressed-tensors checkpoint as a transformers model in eval mode, its weights packed.
 
     ``path``: checkpoint folder or hub id. ``dtype``: of activations and of everything unquantized. ``backend``: use
-    only this backend's kernels. The plan is kept as ``model.quantdispatch_plan``. Needs the extra ``transformers``.
+    only this backend's kernels. ``allow``: what kernels may compute otherwise than schemes say, ``"int8-activations"``
+    for quantizing 16-bit inputs to int8 where that is faster; nothing by default. The plan is kept as
+    ``model.quantdispatch_plan``. Needs the extra ``transformers``.
 
     Raises ``PlanError`` (or the single error in it) before a model is built when a layer does not resolve or stored
     tensors contradict the config; ``CheckpointError`` for missing, left-over or unusable tensors; ``ConfigError`` for
@@ -46,7 +49,7 @@ def load(
     _require_transformers()
     target = torch_device(device)
     folder = local_folder(path)
-    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, allow=allow, strict=True)
     require_tensors(resolved, folder)
     _require_known_files(folder)
     with _one_at_a_time, _quiet():

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,7 @@ def verify(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     backend: str | None = None,
+    allow: str | Iterable[str] = (),
     seed: int = 0,
 ) -> list[Row]:
     """Check every quantized layer of a checkpoint, worst error first.
@@ -65,7 +66,7 @@ def verify(
     Raises what :func:`quantdispatch.load` raises for the plan, the tensors and the kernels.
     """
     target, folder = torch_device(device), local_folder(path)
-    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, strict=True)
+    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, allow=allow, strict=True)
     require_tensors(resolved, folder)
     layers = [r for r in resolved.layers.values() if r.scheme_object is not None and r.scheme != "dense"]
     generator = torch.Generator().manual_seed(seed)
@@ -81,6 +82,7 @@ def _row(
     assert layer.scheme_object is not None and layer.spec is not None
     stored = {local: read_tensor(entry) for local, entry in own_tensors(layer).items()}
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(stored))
+    spec = replace(spec, allow=layer.spec.allow)
     if layer.spec.op == "kv_cache":
         return _cache_row(layer, stored, spec, device, generator, backend)
     assert layer.shape is not None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .allowances import ALLOWANCES
 from .args import QuantArgs
 from .values import ABSENT, PRESENT, UNKNOWN
 
@@ -73,6 +74,7 @@ class KernelSpec:
 
     ``n``, ``k``: outputs and inputs, ``None`` while unknown. ``dtype``: of the activations, e.g. ``"bfloat16"``.
     ``group_size``: columns of K that share a scale: the group, the block's width, or K for channel and tensor scales.
+    ``allow``: names of :data:`.allowances.ALLOWANCES` that the user has asked for.
     ``has_g_idx``: columns belong to groups through a stored index. ``reference``: ``"module:attr"`` of the scheme's
     numerics class (the ``reference`` backend runs it). ``facts``: further facts a scheme wants kernels to see.
     """
@@ -91,6 +93,7 @@ class KernelSpec:
     bias: bool = False
     reference: str = ""
     facts: tuple[tuple[str, Any], ...] = field(default=())
+    allow: frozenset[str] = frozenset()
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
@@ -106,6 +109,7 @@ class KernelSpec:
         facts["k%group"] = UNKNOWN if not self.group_size or self.k is None else self.k % self.group_size
         facts["g_idx"] = self.has_g_idx
         facts["bias"] = self.bias
+        facts.update((f"allow.{name}", name in self.allow) for name in ALLOWANCES)
         facts.update(self.facts)
         return facts
 
@@ -118,6 +122,7 @@ MODULI = (2, 4, 8, 16, 32, 64, 128, 256)
 KERNEL_FIELDS = frozenset(
     {
         *("op", "kind", "scheme", "dtype", "n", "k", "group_size", "k%group", "g_idx", "bias"),
+        *(f"allow.{name}" for name in ALLOWANCES),
         *(f"{d}%{m}" for d in ("n", "k", "group") for m in MODULI),
         *SIDES,
         *(f"{s}.{f}" for s in SIDES for f in ARGS_FIELDS),

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from .allowances import allowances
 from .assign import add_missing_head, assign, without_tied_head
 from .checkpoint import Checkpoint, collector_paused
 from .config_models import QuantConfig
@@ -121,6 +122,7 @@ def plan(
     environment: Mapping[str, Any] | Environment | None = None,
     strict: bool = True,
     backend: str | None = None,
+    allow: str | Iterable[str] = (),
     registry: Registry | None = None,
 ) -> Plan:
     """Resolve every layer of a checkpoint, reading its config and headers only.
@@ -129,13 +131,14 @@ def plan(
     ``device``: ``cpu``, ``cuda``, ``cuda:sm90``, ``rocm:gfx942``. ``dtype``: of the activations, a name or a torch one.
     ``tensor_parallel``: ranks; kernels are chosen for one rank's part. ``modules``: names to class names (or MROs),
     where there are no tensors or they tell the wrong class. ``environment``: versions and facts to assume instead of
-    what is installed. ``backend``: consider only its kernels. ``registry``: to go by in place of what is installed, for
-    tests of plugins: see :func:`quantdispatch.testing.registry_with`.
+    what is installed. ``backend``: consider only its kernels. ``allow``: what kernels may compute otherwise than
+    schemes say, ``"int8-activations"``; the plan lists it as a deviation. ``registry``: to go by in place of what is
+    installed, for tests of plugins: see :func:`quantdispatch.testing.registry_with`.
 
     Raises ``ConfigError`` and ``UnreadableCheckpointError`` for what cannot be read. ``strict``: raises ``PlanError``
     with every layer's failure in ``errors``; otherwise they stay in the plan.
     """
-    dtype, degree = _dtype_name(dtype), check_degree(tensor_parallel)
+    dtype, degree, allowed = _dtype_name(dtype), check_degree(tensor_parallel), allowances(allow)
     if not isinstance(environment, Environment):
         environment = Environment.detect(device, environment)
     registry = registry or get_registry()
@@ -143,7 +146,7 @@ def plan(
     with collector_paused():
         opened = open_source(source)
         config, problems = read_quantization(opened.raw, registry, environment)
-        layers, found = _layers(opened, config, Task(registry, environment, dtype, degree, backend), modules)
+        layers, found = _layers(opened, config, Task(registry, environment, dtype, degree, backend, allowed), modules)
     result = Plan(
         layers, (*problems, *found, *_registry_problems(registry)), opened.label, config, environment, device, dtype,
         degree, opened.checkpoint, opened.raw,

@@ -7,7 +7,7 @@ over what was decided for that one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from . import arbitration, peers
@@ -59,6 +59,7 @@ class Task:
     dtype: str = "bfloat16"
     tensor_parallel: int = 1
     backend: str | None = None
+    allow: frozenset[str] = frozenset()
 
 
 class Resolver:
@@ -203,7 +204,8 @@ class Resolver:
             if group is not None or attends:
                 arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
-        result.spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
+        spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
+        result.spec = replace(spec, allow=self._task.allow) if self._task.allow else spec
         self._check_transforms(result, module, part)
         if scheme.name == DENSE:
             result.backend = TORCH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,8 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
     if (linear.bias is not None) != ("bias" in tensors) and _only_pads(layer):
         tensors.discard("bias")
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(tensors))
+    if layer.spec is not None:
+        spec = replace(spec, allow=layer.spec.allow)
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
         raise CheckpointError(
             "the stored layer is of another shape than the model's", layer=layer.name,

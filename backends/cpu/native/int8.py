@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -67,6 +68,13 @@ class NativeInt8Linear(NativeLinear):
         if y.numel():
             y = quantize_outputs(y, self.outputs, state.get("output_scale"), state.get("output_zero_point"))
         return y.to(x.dtype)
+
+
+class AllowedInt8Linear(NativeInt8Linear):
+    """``cpu/native_int8_allowed``: layers whose scheme leaves inputs alone, of a user who allowed int8 activations."""
+
+    def __init__(self, spec: KernelSpec) -> None:
+        super().__init__(replace(spec, inputs=QuantArgs(strategy="token", dynamic=True)))
 
 
 def multiply(

@@ -34,8 +34,29 @@ def _boxes() -> Iterator[Needs]:
             yield Needs(grouped, weights=Args(**stored, strategy="group"), **layer)
 
 
+def _allowed_boxes() -> Iterator[Needs]:
+    """Weight-only layers of a user who lets their inputs be quantized."""
+    stored = {**_INT, "num_bits": between(1, 8), "dynamic": False}
+    layer: dict[str, Any] = {
+        "device": "cpu", "kind": {"linear", "lm_head", "moe"}, "inputs": Absent, "outputs": Absent,
+    }  # fmt: skip
+    asked: dict[str, Any] = {"dtype": _FLOATS, "allow.int8-activations": True}
+    whole = Args(**stored, strategy={"tensor", "channel", "block"})
+    yield Needs({**asked, "g_idx": False}, weights=whole, **layer)
+    yield Needs({**asked, "g_idx": {True, False}, "k%group": 0}, weights=Args(**stored, strategy="group"), **layer)
+
+
 def kernels() -> Iterator[Kernel]:
     """``cpu/native_int8``, above ``cpu/native``, which quantizes with torch and multiplies floats."""
+    yield Kernel(
+        name="cpu/native_int8_allowed",
+        op="linear",
+        rank=120,
+        requires=tuple(compiled(_allowed_boxes())),
+        target=f"{_HERE}.int8:AllowedInt8Linear",
+        probe=f"{_HERE}.int8:probe",
+        deviations=("inputs are quantized to int8, one scale a token",),
+    )
     yield Kernel(
         name="cpu/native_int8",
         op="linear",
