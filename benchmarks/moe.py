@@ -49,12 +49,23 @@ PEERS = ("eager", "batched_mm", "grouped_mm")
 PROMPT_PEERS = ("eager", "grouped_mm")
 PROMPT = 512
 
+#: a model that imports what the large one does
+SMALL: dict[str, Any] = {
+    **SHAPE,
+    "vocab_size": 64,
+    "hidden_size": 256,
+    "moe_intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_experts": 8,
+}
+
 #: loads a checkpoint in a process of its own: what the system says it needed at most, and what is left of it
 _LOAD = """
-import json, re, sys
-import torch, transformers, transformers.models.qwen3_moe.modeling_qwen3_moe
+import gc, json, re, sys
+import torch
 from benchmarks.moe import plugin
 import quantdispatch
+from quantdispatch.engines.memory import release_free_memory
 from quantdispatch.engines.tensors import resident_bytes
 
 def status(key):
@@ -62,6 +73,9 @@ def status(key):
 
 torch.set_num_threads(1)
 with plugin():
+    quantdispatch.load(sys.argv[2])
+    gc.collect()
+    release_free_memory()
     open("/proc/self/clear_refs", "w").write("5")  # the high-water mark starts again from here
     idle = status("VmRSS")
     model = quantdispatch.load(sys.argv[1])
@@ -69,7 +83,7 @@ with plugin():
 """
 
 
-def write(folder: Path, symmetric: bool) -> Path:
+def write(folder: Path, symmetric: bool, shape: dict[str, Any] = SHAPE) -> Path:
     """A packed checkpoint, one shard a layer."""
     import torch
     from safetensors.torch import save_file
@@ -101,34 +115,35 @@ def write(folder: Path, symmetric: bool) -> Path:
         tensors["weight_shape"] = torch.tensor([n, k])
         return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
 
-    config = Qwen3MoeConfig(**SHAPE)
+    config = Qwen3MoeConfig(**shape)
+    hidden, inner = config.hidden_size, config.moe_intermediate_size
     save(
         "model-embeddings.safetensors",
         {
-            "model.embed_tokens.weight": dense(SHAPE["vocab_size"], HIDDEN),
-            "lm_head.weight": dense(SHAPE["vocab_size"], HIDDEN),
-            "model.norm.weight": norm(HIDDEN),
+            "model.embed_tokens.weight": dense(config.vocab_size, hidden),
+            "lm_head.weight": dense(config.vocab_size, hidden),
+            "model.norm.weight": norm(hidden),
         },
     )
     wide, narrow = (config.head_dim * heads for heads in (config.num_attention_heads, config.num_key_value_heads))
-    for number in range(LAYERS):
+    for number in range(config.num_hidden_layers):
         layer = f"model.layers.{number}"
         tensors = {
-            f"{layer}.input_layernorm.weight": norm(HIDDEN),
-            f"{layer}.post_attention_layernorm.weight": norm(HIDDEN),
+            f"{layer}.input_layernorm.weight": norm(hidden),
+            f"{layer}.post_attention_layernorm.weight": norm(hidden),
             f"{layer}.self_attn.q_norm.weight": norm(config.head_dim),
             f"{layer}.self_attn.k_norm.weight": norm(config.head_dim),
-            f"{layer}.mlp.gate.weight": dense(EXPERTS, HIDDEN),
+            f"{layer}.mlp.gate.weight": dense(config.num_experts, hidden),
         }
         for projection, n, k in (
-            ("q", wide, HIDDEN),
-            ("k", narrow, HIDDEN),
-            ("v", narrow, HIDDEN),
-            ("o", HIDDEN, wide),
+            ("q", wide, hidden),
+            ("k", narrow, hidden),
+            ("v", narrow, hidden),
+            ("o", hidden, wide),
         ):
             tensors |= packed(f"{layer}.self_attn.{projection}_proj", n, k)
-        for expert in range(EXPERTS):
-            for projection, n, k in (("gate", INNER, HIDDEN), ("up", INNER, HIDDEN), ("down", HIDDEN, INNER)):
+        for expert in range(config.num_experts):
+            for projection, n, k in (("gate", inner, hidden), ("up", inner, hidden), ("down", hidden, inner)):
                 tensors |= packed(f"{layer}.mlp.experts.{expert}.{projection}_proj", n, k)
         save(f"model-{number}.safetensors", tensors)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
@@ -177,13 +192,15 @@ def measure(rounds: int = 9, kinds: tuple[bool, ...] = (False, True)) -> list[di
 
 
 def loading_bytes(folder: Path) -> dict[str, int] | None:
-    """``peak``: most memory while loading, over that of a process that has imported everything. ``resident``: the
-    model's tensors. ``None`` where the system does not tell."""
+    """``peak``: most memory while loading, over that of a process that has loaded a small model before. ``resident``:
+    the model's tensors. ``None`` where the system does not tell."""
     if not os.access("/proc/self/clear_refs", os.W_OK):
         return None
-    done = subprocess.run(
-        [sys.executable, "-c", _LOAD, str(folder)], capture_output=True, text=True, check=False, cwd=ROOT
-    )
+    with tempfile.TemporaryDirectory() as small:
+        paths = [str(folder), str(write(Path(small), False, SMALL))]
+        done = subprocess.run(
+            [sys.executable, "-c", _LOAD, *paths], capture_output=True, text=True, check=False, cwd=ROOT
+        )
     if done.returncode != 0:
         raise RuntimeError(f"loading {folder}: {done.stderr.strip()[-2000:]}")
     figures: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
