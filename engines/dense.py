@@ -6,8 +6,6 @@ what it computes does not. A plan goes on calling them torch's.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,7 +46,6 @@ def dense_kernel(dtype: torch.dtype) -> KernelImpl | None:
 def quicken(model: nn.Module) -> None:
     """Make plain linear layers of ``model`` on the CPU :class:`DenseLinear` ones, where there is a kernel for them."""
     kernels: dict[torch.dtype, KernelImpl | None] = {}
-    module: Any
     for module in model.modules():
         if type(module) is not nn.Linear or not _suits(module.weight):
             continue
@@ -58,16 +55,15 @@ def quicken(model: nn.Module) -> None:
         impl = kernels[dtype]
         if impl is not None:
             module.__class__ = DenseLinear
-            module._dense = impl
+            vars(module)["_dense"] = impl
 
 
 def restore(model: nn.Module) -> None:
     """The inverse of :func:`quicken`."""
-    module: Any
     for module in model.modules():
         if type(module) is DenseLinear:
-            module.__class__ = nn.Linear
-            del module._dense
+            del vars(module)["_dense"]
+            module.__class__ = nn.Linear  # type: ignore[assignment]
 
 
 def _suits(weight: Tensor) -> bool:
