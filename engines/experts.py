@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
-from typing import Self, cast
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
 
+from . import experts_op
 from .fused_experts import Fused, fuse
 from .modules import QuantLinear
 from .stacking import Stacked, stack
@@ -91,6 +92,11 @@ class QuantExperts(nn.Module):
         object.__setattr__(self, "original", original)
         object.__setattr__(self, "_known", known)
         self._fused: Fused | None = None
+        self._number = experts_op.enter(self)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        self._number = experts_op.enter(self)
 
     def expert(self, number: int) -> Expert:
         return cast(Expert, self._modules[str(number)])
@@ -110,6 +116,15 @@ class QuantExperts(nn.Module):
         """``hidden_states`` [T, H], ``top_k_index`` int [T, k], ``top_k_weights`` [T, k] to [T, H] in the dtype of the
         hidden states: the weighted sum over the chosen experts, added up in fp32. An index of E (an expert that lives
         elsewhere) adds nothing."""
+        if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
+            gradient = torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad)
+            if not gradient:
+                result: Tensor = experts_op.call(hidden_states, top_k_index, top_k_weights, self._number)
+                return result
+        return self.compute(hidden_states, top_k_index, top_k_weights)
+
+    def compute(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        """What a call of the module computes, without its hooks."""
         fused = self._fuse(hidden_states, top_k_index, top_k_weights)
         if fused is not None:
             return fused.run(hidden_states, top_k_index, top_k_weights)

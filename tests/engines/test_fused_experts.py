@@ -270,3 +270,37 @@ def test_an_activation_that_is_another_than_it_looks(fuse: Fuse, tmp_path: Path)
     assert known_activation(original) is None
     experts(*inputs())
     assert not fuse.made
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["fused", "one by one"])
+def test_a_compiled_layer_is_one_operator(native: bool, tmp_path: Path) -> None:
+    """One graph for every choice of experts, and what happens to the experts later is seen."""
+    experts = layer_of(qd.load(tiny_moe(tmp_path / "packed", {"group_0": INT4})))
+    if not native:
+        object.__setattr__(experts, "_known", None)
+    torch._dynamo.reset()
+    compiled = torch.compile(experts, fullgraph=True, backend="aot_eager", dynamic=True)
+    for tokens in (9, 3, 5):
+        assert torch.equal(compiled(*inputs(tokens)), experts(*inputs(tokens)))
+    gate = experts.expert(1).projections()[0][0]
+    heard: list[Any] = []
+    handle = gate.register_forward_hook(lambda *_: heard.append(1))
+    compiled(*inputs(9))
+    assert heard
+    handle.remove()
+    before = experts(*inputs(9))
+    tensors = gate.stored_tensors()
+    gate.load_stored({**tensors, "weight_scale": tensors["weight_scale"] * 8})
+    assert not torch.equal(compiled(*inputs(9)), before)
+    other = torch.compile(copy.deepcopy(experts), fullgraph=True, backend="aot_eager")
+    gate.load_stored(tensors)
+    assert not torch.equal(other(*inputs(9)), before) and torch.equal(compiled(*inputs(9)), before)
+
+
+def test_a_compiled_layer_gives_no_gradient_silently(tmp_path: Path) -> None:
+    experts = layer_of(qd.load(tiny_moe(tmp_path / "packed", {"group_0": INT4})))
+    torch._dynamo.reset()
+    compiled = torch.compile(experts, backend="eager")
+    x, index, weights = inputs()
+    with pytest.raises(Exception, match="gradient"):
+        compiled(x.clone().requires_grad_(), index, weights)
