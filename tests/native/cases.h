@@ -129,7 +129,7 @@ inline Layer make_layer(Random& random, const Plan& plan) {
   layer.values.resize(static_cast<size_t>(n * k));
   const double largest = plan.format == QD_INT ? half : plan.format == QD_FP4 ? 6 : 448;
   // outputs of about the size of inputs, whatever the scale's dtype can hold
-  w.unit = static_cast<float>(1 / (largest * sqrt(static_cast<double>(k))));
+  w.unit = static_cast<float>(4 / (largest * sqrt(static_cast<double>(k))));
   for (int64_t o = 0; o < n; ++o) {
     const int64_t first = o / 64 * 64, width = std::min<int64_t>(64, padded - first), lane = o - first;
     std::vector<double> scales(groups), zeros(groups, 0);
@@ -145,7 +145,7 @@ inline Layer make_layer(Random& random, const Plan& plan) {
         layer.scale[at] = static_cast<uint8_t>(exponent + 127);
         scales[g] = ldexp(1, exponent);
       } else if (plan.scale_dtype == QD_E4M3) {
-        layer.scale[at] = static_cast<uint8_t>(pick(random, 0, 0x30));
+        layer.scale[at] = static_cast<uint8_t>(pick(random, 0x20, 0x38));
         scales[g] = e4m3(layer.scale[at]);
       } else {
         const uint16_t bits = plan.scale_dtype == QD_BF16 ? to_bf16(static_cast<float>(size)) : to_fp16(static_cast<float>(size));

@@ -178,7 +178,8 @@ void check_moe(Random& random, int32_t threads) {
     const int32_t rc = qd_moe(gate.data(), up.data(), down.data(), experts, QD_SILU, rows.x.data(), rows.m, rows.stride,
                               index.data(), weights.data(), top, y.data(), in.k, rows.x.dtype, threads);
     REQUIRE(rc == 0, "moe: %d", rc);
-    const double error = difference(exact, y, in.k, in.k), allowed = 3 * tolerance(rows.x.dtype);
+    // what is between the two products is rounded too, and may be so small that fp16 has few bits for it
+    const double error = difference(exact, y, in.k, in.k), allowed = (rows.x.dtype == QD_FP16 ? 20 : 3) * tolerance(rows.x.dtype);
     if (error >= allowed) describe(gate[0], rows.m, rows.x.dtype, error);
     REQUIRE(error < allowed, "moe");
   }
