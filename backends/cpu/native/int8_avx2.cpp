@@ -266,7 +266,9 @@ void finish(const Group& group, int64_t width, int32_t total, int32_t x_zero, co
 
 // --- a tile ---
 
-// Dword rows of a chunk. Unpacked (steps * 16 dwords a row and panel), a panel stays in the first cache.
+// Dword rows of a chunk. Of many rows of x, unpacked panels (steps * 16 dwords a row) must stay in the first cache one
+// by one; of few, memory sets the pace, and all of a chunk and of the next one are kept there.
+constexpr int64_t kFewRows = 16, kShort = 32;
 constexpr int64_t chunk_rows(int32_t slot_bits) { return slot_bits == 8 ? 128 : slot_bits == 5 ? 96 : 64; }
 
 int32_t steps_of(const Shape& shape) { return shape.slot_bits == 8 ? 2 : shape.steps; }
@@ -290,6 +292,7 @@ void tile_of(const Shape& shape, const Rows& x, int64_t begin, int64_t end, int6
   const Tile tile(*shape.weight, shape, index);
   const int64_t m = end - begin, width = tile.width, stride = x.stride / 4;
   const bool packed = m == 1;
+  const int64_t chunk = m <= kFewRows && !(packed && !x.ones) ? kShort : chunk_rows(kBits);
   const int32_t* const rows = reinterpret_cast<const int32_t*>(x.bytes(begin));
   const int32_t* const ones = reinterpret_cast<const int32_t*>(x.ones);
   memset(work.sums, 0, static_cast<size_t>(m * kTile) * 4);
@@ -303,7 +306,7 @@ void tile_of(const Shape& shape, const Rows& x, int64_t begin, int64_t end, int6
       const int64_t span_end = std::min(span_begin + shape.span_rows, group_end);
       if (ones) memset(work.ones, 0, kTile * 4);
       for (int64_t r = span_begin; r < span_end;) {
-        const int64_t count = std::min(chunk_rows(kBits), span_end - r), first = r * kSteps, steps = count * kSteps;
+        const int64_t count = std::min(chunk, span_end - r), first = r * kSteps, steps = count * kSteps;
         const uint32_t* const codes = tile.codes + r * width;
         if (packed) {
           one_row_of<kBits>(width, codes, count, rows + first, work.sums);
