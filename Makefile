@@ -6,7 +6,10 @@ STAMP := $(VENV)/.installed
 MODEL := .cache/models/smollm2-w4a16-asym
 TYPING := .cache/typing
 
-CXX ?= c++
+# make's own default, g++, need not be there
+ifeq ($(origin CXX),default)
+CXX := c++
+endif
 NATIVE := backends/cpu/native
 NATIVE_SOURCES := $(wildcard $(NATIVE)/*.cpp)
 NATIVE_ALL := $(wildcard $(NATIVE)/*.cpp $(NATIVE)/*.h $(NATIVE)/*.inl) $(NATIVE)/flags.txt
