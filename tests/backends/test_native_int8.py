@@ -23,7 +23,7 @@ if native_library() is None:
 
 from quantdispatch.backends.cpu.native.int8 import NativeInt8Linear
 
-(KERNEL,) = int8_records.kernels()
+KERNEL = next(kernel for kernel in int8_records.kernels() if kernel.name == "cpu/native_int8")
 ISAS = library.ISAS[: library.ISAS.index(library.best_isa()) + 1]
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 #: spacing of the numbers of a dtype, relative
