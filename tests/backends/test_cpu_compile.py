@@ -17,10 +17,12 @@ KERNELS = {kernel.name: kernel for kernel in kernels()}
 TOKEN = QuantArgs(strategy="token", dynamic=True)
 NV = QuantArgs(type="float", num_bits=4, strategy="tensor_group", group_size=16)
 MXFP6 = QuantArgs(type="float", num_bits=6, group_size=32, scale_dtype="uint8")
+FP8 = QuantArgs(type="float", strategy="channel")
+FP8_TOKEN = QuantArgs(type="float", strategy="token", dynamic=True)
 CASES = [
     ("cpu/native", QuantArgs(num_bits=4, group_size=32, symmetric=False), None),
     ("cpu/native", QuantArgs(num_bits=3, group_size=16, actorder="group"), None),
-    ("cpu/native", QuantArgs(type="float", strategy="channel"), QuantArgs(type="float", strategy="token", dynamic=True)),
+    ("cpu/native", FP8, FP8_TOKEN),
     ("cpu/native", NV, NV.model_copy(update={"dynamic": "local"})),
     ("cpu/native_int8", QuantArgs(num_bits=4, group_size=32, symmetric=False), TOKEN),
     ("cpu/int4_torch", QuantArgs(num_bits=4, group_size=32, symmetric=False), None),

@@ -184,7 +184,8 @@ def representative(name, layers):
         "cpu/w7a8_onednn": QuantArgs(num_bits=7, group_size=-1, symmetric=False),
         "cpu/microfloat": QuantArgs(type="float", num_bits=4, strategy="tensor_group", group_size=16),
     }.get(name, QuantArgs(num_bits=8, group_size=-1))
-    token = QuantArgs(strategy="token", dynamic=True, symmetric=False) if "a8" in name or name == "cpu/native_int8" else None
+    quantizes = "a8" in name or name == "cpu/native_int8"
+    token = QuantArgs(strategy="token", dynamic=True, symmetric=False) if quantizes else None
     return layers.make(w, token, n=48, k=64, bias=True)
 
 

@@ -14,15 +14,14 @@ from torch import Tensor
 
 from ....numerics.activations import quantize_outputs
 from ....numerics.microscaling import fake_quantize, is_mx, is_nvfp4
-from ....numerics.rows import select_rows
 from ....registry.facts import KernelSpec
 from ....registry.operands import Operands
 from ..activations import seen_inputs
 from ..dequant import nan_rows
-from ..linear import CpuLinear
+from ..linear import EXTRA, CpuLinear
 from ..scratch import chunk_rows
 from . import moe, product, tiles
-from .product import FP4, FP8, INT
+from .product import FP8
 from .weights import Layout, pack_codes, sorted_columns, unpack_codes, unpack_rows
 
 _MXFP8 = ("w8a8_mxfp8", "w8a16_mxfp8")
@@ -103,36 +102,31 @@ class NativeLinear(CpuLinear):
         """Layers of one input, given with their states, as one above the other: a kernel for all of their rows, its
         state, and each layer's own state as views of that one. ``None`` where they cannot be one product."""
         first = layers[0][1]
+        kept = _product_names(first)
         alike = all(
             impl.k == self.k
             and (impl.weights, impl.inputs, impl.outputs, impl.dtype) == (self.weights, self.inputs, None, self.dtype)
-            and set(state) - {"addend", "bias"} == set(first) - {"addend", "bias"}
+            and _product_names(state) == kept
+            and _width(impl, state) == _width(layers[0][0], first)
             for impl, state in layers
         )
-        special = {"columns", "input_scale", "input_zero_point", "input_global_scale", "global_scale"} & set(first)
-        if not alike or special or any(impl.n % tiles.TILE for impl, _ in layers[:-1]):
+        # what belongs to one layer alone; and a tile must not hold outputs of two
+        if not alike or kept - {"packed", "scale", "zero"} or any(impl.n % tiles.TILE for impl, _ in layers[:-1]):
             return None
-        names = [name for name in ("packed", "scale", "zero") if name in first]
-        if "zero" in first and len({state["zero"].numel() * impl.n // impl.n for impl, state in layers}) > 1:
-            widths = {state["zero"].numel() / tiles.padded(impl.n) for impl, state in layers}
-            if len(widths) > 1:
-                return None
+        named: list[dict[str, Tensor]] = [{name: state[name] for name in kept} for _, state in layers]
         # outside of inference mode, so that these can be used in and out of it
         with torch.inference_mode(False), torch.no_grad():
-            whole = {name: torch.cat([state[name] for _, state in layers]) for name in names}
             if any("addend" in state for _, state in layers):
-                zeros = [torch.zeros(impl.n, dtype=torch.float32, device="cpu") for impl, _ in layers]
-                parts = [state.get("addend", zero) for (_, state), zero in zip(layers, zeros, strict=True)]
-                whole["addend"] = torch.cat(parts)
-            views, starts = [], dict.fromkeys(whole, 0)
-            for _, state in layers:
-                own = dict(state)
-                for name in whole:
-                    size = state[name].shape[0] if name in state else zeros[len(views)].shape[0]
-                    if name in state:
-                        own[name] = whole[name][starts[name] : starts[name] + size]
-                    starts[name] += size
-                views.append(own)
+                for (impl, state), own in zip(layers, named, strict=True):
+                    nothing = torch.zeros(impl.n, dtype=torch.float32, device="cpu")
+                    own["addend"] = state.get("addend", nothing)
+            whole = {name: torch.cat([own[name] for own in named]) for name in named[0]}
+            for name, tensor in whole.items():
+                start = 0
+                for own in named:
+                    stop = start + own[name].shape[0]
+                    own[name], start = tensor[start:stop], stop
+        views = [{**state, **own} for (_, state), own in zip(layers, named, strict=True)]
         return NativeLinear(replace(self.spec, n=sum(impl.n for impl, _ in layers))), whole, views
 
     #: of layers that are a layer's experts
@@ -226,6 +220,17 @@ class NativeLinear(CpuLinear):
             x, state["packed"], scale, state.get("zero"), columns, addend, state.get("global_scale"), numbers, 1.0, wide
         )
         return y
+
+
+def _product_names(state: Mapping[str, Tensor]) -> set[str]:
+    """Of the tensors that the product takes, what is added to it aside."""
+    return {name for name in state if name not in ("addend", "bias") and not name.startswith(EXTRA)}
+
+
+def _width(impl: NativeLinear, state: Mapping[str, Tensor]) -> int:
+    """Bits of a stored zero point, or 0."""
+    zero = state.get("zero")
+    return 0 if zero is None else 8 * zero.numel() // (tiles.padded(impl.n) * impl.layout.groups)
 
 
 def poisoned(codes: Tensor) -> dict[str, Tensor]:

@@ -114,9 +114,10 @@ _library.define(
 )
 
 
-def _multiply(x: Tensor, *args: Any) -> Tensor:
+def _multiply(*args: Any) -> Tensor:
     *tensors, numbers, factor, wide = args
-    return multiply(x, *tensors, tuple(numbers), factor, wide)
+    x, packed, scale, zero, columns, addend, global_scale = tensors
+    return multiply(x, packed, scale, zero, columns, addend, global_scale, tuple(numbers), factor, wide)
 
 
 def _fake(x: Tensor, *args: Any) -> Tensor:
