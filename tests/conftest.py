@@ -10,6 +10,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 # Nothing may reach for a hub. And threads that wait for each other on a busy machine take many times the work itself:
 # a test machine's cores are better used by running tests side by side.

