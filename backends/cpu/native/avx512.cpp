@@ -81,4 +81,5 @@ const Isa& avx512() {
 }
 
 }  // namespace qd
+QD_AVX512_END
 #endif

@@ -21,13 +21,19 @@
 #include "avx512_simde.h"
 #else
 #include <immintrin.h>
-#if defined(__clang__)
+#endif
+
+// QD_AVX512_END comes last in a file.
+#if defined(QD_EMULATE)
+#define QD_AVX512_END
+#elif defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16"))), \
     apply_to = function)
+#define QD_AVX512_END _Pragma("clang attribute pop")
 #else
 #pragma GCC target("avx2,fma,f16c,avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx512bf16")
-#endif
+#define QD_AVX512_END
 #endif
 
 // In functions that must not be left standing as calls: their arguments are registers.

@@ -86,4 +86,5 @@ const Isa& avx512() {
 
 }  // namespace dense
 }  // namespace qd
+QD_AVX512_END
 #endif

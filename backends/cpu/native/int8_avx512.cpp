@@ -5,8 +5,9 @@
 // Few rows: codes go from memory through a register into the sums. More rows: a stretch of a tile's codes becomes bytes
 // in L1 (8-bit codes are bytes already) and is multiplied by blocks of up to 6 rows; sums of spans longer than a stretch
 // wait in memory. Sums are integers, so both give the same result.
-#include "avx512_base.h"
 #include "int8.h"
+
+#include "avx512_base.h"
 
 #if defined(__x86_64__)
 namespace qd {
@@ -264,4 +265,5 @@ const Isa& avx512() {
 
 }  // namespace int8
 }  // namespace qd
+QD_AVX512_END
 #endif
