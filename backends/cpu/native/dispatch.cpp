@@ -29,9 +29,10 @@ int32_t find_best() {
   // The system must save the registers: xmm and ymm, and for AVX-512 the masks and both halves of zmm.
   const uint64_t state = enabled_state();
   if ((state & 0x6) != 0x6 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return QD_PORTABLE;
-  constexpr int kAvx2 = 5, kF = 16, kDq = 17, kBw = 30, kVl = 31, kVnni = 11, kBf16 = 5;
+  constexpr int kAvx2 = 5, kF = 16, kDq = 17, kBw = 30, kVl = 31, kVbmi = 1, kVnni = 11, kBf16 = 5;
   if (!has(b, kAvx2)) return QD_PORTABLE;
-  const bool wide = (state & 0xe6) == 0xe6 && has(b, kF) && has(b, kDq) && has(b, kBw) && has(b, kVl) && has(c, kVnni);
+  const bool wide = (state & 0xe6) == 0xe6 && has(b, kF) && has(b, kDq) && has(b, kBw) && has(b, kVl) &&
+                    has(c, kVbmi) && has(c, kVnni);
   uint32_t a1 = 0, b1, c1, d1;
   if (wide && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && has(a1, kBf16)) return QD_AVX512;
   return QD_AVX2;
