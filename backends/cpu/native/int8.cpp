@@ -18,8 +18,9 @@ namespace qd {
 namespace int8 {
 namespace {
 
-// Rows of x that are multiplied with a tile at once: their codes for a few hundred columns stay in the second cache.
-constexpr int64_t kBlock = 256;
+// Rows of x that are multiplied with a tile at once: as many as the second cache holds the codes of, for they are read
+// again for each tile. With fewer than the second number a tile would be read and unpacked for too little.
+constexpr int64_t kBlockBytes = 320 << 10, kLeast = 24;
 // Blocks are cut at multiples of the rows that the kernels take at a time.
 constexpr int64_t kStep = 6;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -223,7 +224,7 @@ void multiply(const Call& call, Result result, int32_t threads) {
   const bool zeros = call.shifted && call.order == kBytes;
   const Rows rows{call.codes, call.stride, call.m, call.sums, zeros ? call.zero : nullptr,
                   zeros ? reinterpret_cast<const int8_t*>(call.codes + call.m * call.stride) : nullptr};
-  const int64_t blocks = ceil_div(call.m, kBlock);
+  const int64_t blocks = ceil_div(call.m, std::max(kBlockBytes / call.stride, kLeast));
   const int64_t block = ceil_div(ceil_div(call.m, blocks), kStep) * kStep;
   const int64_t size = result.dtype == QD_FP32 ? 4 : 2;
   const int64_t most = std::min(block, call.m);

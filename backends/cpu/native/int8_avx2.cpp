@@ -285,52 +285,95 @@ size_t scratch(const Shape& shape, int64_t rows) {
   return 4 * static_cast<size_t>((rows + 1) * kTile + chunk_rows(shape.slot_bits) * steps_of(shape) * kTile);
 }
 
+// Dwords of unpacked codes an output up to which all panels of a span stay in the first cache together.
+constexpr int64_t kTogether = 64;
+
+template <int kBits>
+struct Product {
+  static constexpr int64_t kSteps = Codes<kBits>::kSteps;
+  const Shape& shape;
+  const Rows& x;
+  const int64_t begin, m;
+  float* const out;
+  const int64_t ld;
+  const Scratch work;
+  const Tile tile;
+  const int64_t stride = x.stride / 4;
+  const int32_t* const rows = reinterpret_cast<const int32_t*>(x.bytes(begin));
+  const int32_t* const ones = reinterpret_cast<const int32_t*>(x.ones);
+  Group group{};
+
+  void run() {
+    memset(work.sums, 0, static_cast<size_t>(m * kTile) * 4);
+    for (int64_t i = 0; i < m; ++i) memset(out + i * ld, 0, static_cast<size_t>(tile.width) * 4);
+    int64_t number = 0;
+    for (int64_t g = 0; g < shape.groups; ++g) {
+      read_group(shape, tile, g, group);
+      const int64_t end = (g + 1) * shape.group_rows;
+      for (int64_t r = g * shape.group_rows; r < end; r += shape.span_rows, ++number)
+        span(number, r, std::min(r + shape.span_rows, end));
+    }
+  }
+
+  void span(int64_t number, int64_t first, int64_t last) {
+    if (ones) memset(work.ones, 0, kTile * 4);
+    if (m > 1 && (last - first) * kSteps <= kTogether) return short_span(number, first, last - first);
+    const int64_t chunk = m > kFewRows || (m == 1 && !ones) ? chunk_rows(kBits) : kShort;
+    for (int64_t r = first; r < last; r += chunk) {
+      const int64_t count = std::min(chunk, last - r);
+      if (m == 1) {
+        const uint32_t* const codes = tile.codes + r * tile.width;
+        one_row_of<kBits>(tile.width, codes, count, rows + r * kSteps, work.sums);
+        if (ones) one_row_of<kBits>(tile.width, codes, count, ones + r * kSteps, work.ones);
+        continue;
+      }
+      unpack<kBits>(tile.codes + r * tile.width, tile.width, count, work.unpacked);
+      // One panel after another: each stays in the first cache for all rows of x.
+      for (int64_t o = 0; o < tile.width; o += 16) {
+        add_ones(r, count, o);
+        for (int64_t i = 0; i < m; i += 6) add_rows(r, count, o, i, work.sums + i * kTile);
+      }
+    }
+    for (int64_t i = 0; i < m; ++i) finish_row(number, i, work.sums + i * kTile);
+  }
+
+  // All panels of a few rows of x, whose sums then need not leave the first cache.
+  void short_span(int64_t number, int64_t r, int64_t count) {
+    unpack<kBits>(tile.codes + r * tile.width, tile.width, count, work.unpacked);
+    for (int64_t o = 0; o < tile.width; o += 16) add_ones(r, count, o);
+    for (int64_t i = 0; i < m; i += 6) {
+      for (int64_t o = 0; o < tile.width; o += 16) add_rows(r, count, o, i, work.sums);
+      for (int64_t j = i; j < std::min(i + 6, m); ++j) finish_row(number, j, work.sums + (j - i) * kTile);
+    }
+  }
+
+  // Outputs o .. o + 15 of a chunk times the rows i .. i + 5.
+  void add_rows(int64_t r, int64_t count, int64_t o, int64_t i, int32_t* sums) const {
+    const int64_t steps = count * kSteps;
+    const int32_t* const panel = work.unpacked + o * steps;
+    Ahead ahead{reinterpret_cast<const char*>(panel), 0};
+    // The first rows' turn is to fetch the panel's share of the next chunk.
+    if (i == 0) ahead = {reinterpret_cast<const char*>(tile.codes + (r + count) * tile.width + count * o), 64 / kSteps};
+    blocks<kBits>(std::min<int64_t>(6, m - i), panel, steps, rows + i * stride + r * kSteps, stride, sums + o, ahead);
+  }
+
+  void add_ones(int64_t r, int64_t count, int64_t o) const {
+    if (!ones) return;
+    const int64_t steps = count * kSteps;
+    const int32_t* const panel = work.unpacked + o * steps;
+    blocks<kBits>(1, panel, steps, ones + r * kSteps, stride, work.ones + o, {reinterpret_cast<const char*>(panel), 0});
+  }
+
+  void finish_row(int64_t number, int64_t i, int32_t* sums) const {
+    finish(group, tile.width, x.sums[(begin + i) * shape.spans + number], x.zero ? x.zero[begin + i] : 0,
+           ones ? work.ones : nullptr, sums, out + i * ld);
+  }
+};
+
 template <int kBits>
 void tile_of(const Shape& shape, const Rows& x, int64_t begin, int64_t end, int64_t index, float* out, int64_t ld,
              const Scratch& work) {
-  constexpr int64_t kSteps = Codes<kBits>::kSteps;
-  const Tile tile(*shape.weight, shape, index);
-  const int64_t m = end - begin, width = tile.width, stride = x.stride / 4;
-  const bool packed = m == 1;
-  const int64_t chunk = m <= kFewRows && !(packed && !x.ones) ? kShort : chunk_rows(kBits);
-  const int32_t* const rows = reinterpret_cast<const int32_t*>(x.bytes(begin));
-  const int32_t* const ones = reinterpret_cast<const int32_t*>(x.ones);
-  memset(work.sums, 0, static_cast<size_t>(m * kTile) * 4);
-  for (int64_t i = 0; i < m; ++i) memset(out + i * ld, 0, static_cast<size_t>(width) * 4);
-  Group group;
-  int64_t span = 0;
-  for (int64_t g = 0; g < shape.groups; ++g) {
-    read_group(shape, tile, g, group);
-    const int64_t group_begin = g * shape.group_rows, group_end = group_begin + shape.group_rows;
-    for (int64_t span_begin = group_begin; span_begin < group_end; span_begin += shape.span_rows, ++span) {
-      const int64_t span_end = std::min(span_begin + shape.span_rows, group_end);
-      if (ones) memset(work.ones, 0, kTile * 4);
-      for (int64_t r = span_begin; r < span_end;) {
-        const int64_t count = std::min(chunk, span_end - r), first = r * kSteps, steps = count * kSteps;
-        const uint32_t* const codes = tile.codes + r * width;
-        if (packed) {
-          one_row_of<kBits>(width, codes, count, rows + first, work.sums);
-          if (ones) one_row_of<kBits>(width, codes, count, ones + first, work.ones);
-        } else {
-          unpack<kBits>(codes, width, count, work.unpacked);
-          for (int64_t o = 0; o < width; o += 16) {
-            const int32_t* const panel = work.unpacked + o * steps;
-            const Ahead none{reinterpret_cast<const char*>(panel), 0};
-            if (ones) blocks<kBits>(1, panel, steps, ones + first, stride, work.ones + o, none);
-            // A panel's share of the next chunk.
-            Ahead ahead{reinterpret_cast<const char*>(codes + count * (width + o)), 64 / kSteps};
-            for (int64_t i = 0; i < m; i += 6, ahead = none)
-              blocks<kBits>(std::min<int64_t>(6, m - i), panel, steps, rows + i * stride + first, stride,
-                            work.sums + i * kTile + o, ahead);
-          }
-        }
-        r += count;
-      }
-      for (int64_t i = 0; i < m; ++i)
-        finish(group, width, x.sums[(begin + i) * shape.spans + span], x.zero ? x.zero[begin + i] : 0,
-               ones ? work.ones : nullptr, work.sums + i * kTile, out + i * ld);
-    }
-  }
+  Product<kBits>{shape, x, begin, end - begin, out, ld, work, Tile(*shape.weight, shape, index)}.run();
 }
 
 void tile(const Shape& shape, const Rows& x, int64_t begin, int64_t end, int64_t index, float* out, int64_t ld,
