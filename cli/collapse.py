@@ -35,6 +35,11 @@ class _Node:
         self.shape = -1
 
 
+#: most names end where no other goes on, and share this
+_LEAF = _Node()
+_LEAF.ends, _LEAF.shape = True, 0
+
+
 def _is_integer(text: str) -> bool:
     """A number that is spelled in the one way in which we would spell it."""
     return text.isascii() and text.isdecimal() and len(text) <= 18 and (text[0] != "0" or text == "0")
@@ -56,11 +61,10 @@ def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
         above = nodes.get(parent)
         if above is None:
             above = nodes[parent] = _insert(root, parent)
-        node = above.children.get(last)
-        if node is None:
-            node = above.children[last] = _Node()
-        node.ends = True
-    _shape(root, {})
+        node = above.children.setdefault(last, _LEAF)
+        if node is not _LEAF:
+            node.ends = True
+    _shape(root, {(True, frozenset()): _LEAF.shape})
     limit = 10**9 if width is None else width
     return [pattern for group in _groups(root) for pattern in _split(_component(group[0]), group[1], limit)]
 
@@ -69,8 +73,10 @@ def _insert(root: _Node, name: str) -> _Node:
     node = root
     for part in name.split(".", MAX_DEPTH):
         child = node.children.get(part)
-        if child is None:
+        if child is None or child is _LEAF:
+            ends = child is _LEAF
             child = node.children[part] = _Node()
+            child.ends = ends
         node = child
     return node
 
@@ -106,11 +112,8 @@ def _groups(node: _Node) -> list[tuple[list[str], _Node]]:
 
 def _shape(node: _Node, shapes: dict[object, int]) -> int:
     """Give every node a number that two subtrees share exactly if they hold the same names."""
-    if not node.children:
-        node.shape = shapes.setdefault(node.ends, len(shapes))
-        return node.shape
-    content = (node.ends, frozenset([(key, _shape(child, shapes)) for key, child in node.children.items()]))
-    node.shape = shapes.setdefault(content, len(shapes))
+    children = [(key, 0 if child is _LEAF else _shape(child, shapes)) for key, child in node.children.items()]
+    node.shape = shapes.setdefault((node.ends, frozenset(children)), len(shapes)) if children else 0
     return node.shape
 
 
