@@ -97,7 +97,9 @@ def multiply(
     refuses the weight or the zero point.
     """
     n, k = numbers[0], numbers[1]
-    y = torch.empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype, device="cpu")
+    shape = (*x.shape[:-1], n)
+    # without a dtype it is twice as fast
+    y = x.new_empty(shape, dtype=torch.float32) if wide else x.new_empty(shape)
     if x.is_contiguous():
         stride = k
     elif x.ndim == 2 and x.stride(1) == 1:
