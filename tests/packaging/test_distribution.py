@@ -89,7 +89,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: list[str]) -> None:
     modules = {name for name in wheel if name.endswith(".py")}
     folders = {package.replace(".", "/") for package in PROJECT["tool"]["setuptools"]["packages"]}
-    assert "quantdispatch/py.typed" in wheel
+    assert "quantdispatch/py.typed" in wheel and "quantdispatch/setup.py" not in wheel
     assert {f"{folder}/__init__.py" for folder in folders} <= modules
     assert {str(Path(name).parent) for name in modules} == folders
     assert any(re.fullmatch(r"quantdispatch-[\d.]+\.dist-info/licenses/LICENSE", name) for name in wheel)
