@@ -17,6 +17,7 @@ from quantdispatch.backends.cpu.native.library import _RESULTS, _SIGNATURES
 
 ROOT = Path(__file__).parents[2]
 KERNELS, STAND_INS = ROOT / "backends/cpu/native", ROOT / "tests/native"
+CACHE = ROOT / ".cache" / "emulated-avx512"
 SIMDE = ("/usr/include/simde/x86/avx512.h", "/usr/local/include/simde/x86/avx512.h")
 EMULATED = ("avx512.cpp", "int8_avx512.cpp")
 AS_THEY_ARE = ("linear.cpp", "layout.cpp", "portable.cpp", "threads.cpp", "int8.cpp", "int8_portable.cpp")
@@ -42,18 +43,28 @@ def compiler() -> str | None:
 
 
 def load() -> ctypes.CDLL:
-    """The library, compiled at most once for every state of the sources (half a minute)."""
-    parts = sorted(
-        path for folder in (KERNELS, STAND_INS) for path in folder.iterdir() if path.suffix in (".h", ".cpp", ".inl")
-    )
-    state = hashlib.sha256(b"".join(path.read_bytes() for path in (*parts, Path(__file__)))).hexdigest()[:16]
-    folder = ROOT / ".cache" / "emulated-avx512"
-    file = folder / f"{state}.so"
-    if not file.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob("*.so"):
-            old.unlink()
-        compile_to(file)
+    """The library; each file is compiled once for every state of it and the headers (half a minute for all)."""
+    CACHE.mkdir(parents=True, exist_ok=True)
+    headers = sorted(path for folder in (KERNELS, STAND_INS) for path in folder.glob("*.h"))
+    shared = b"".join(path.read_bytes() for path in (*headers, Path(__file__)))
+    sources = [
+        *((KERNELS / name, NATIVE.split()) for name in EMULATED),
+        *((KERNELS / name, []) for name in AS_THEY_ARE),
+        (STAND_INS / "avx512_dispatch.cpp", []),
+    ]
+    objects = [CACHE / f"{path.stem}-{digest(shared + path.read_bytes())}.o" for path, _ in sources]
+    file = CACHE / f"{digest(' '.join(map(str, objects)).encode())}.so"
+    for old in CACHE.iterdir():
+        if old not in (*objects, file):
+            old.unlink(missing_ok=True)
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        list(
+            pool.map(
+                lambda pair: compile_to(pair[1], ["-c", str(pair[0][0]), *pair[0][1]]),
+                zip(sources, objects, strict=True),
+            )
+        )
+    compile_to(file, ["-shared", *map(str, objects)])
     library = ctypes.CDLL(str(file))
     for name, arguments in _SIGNATURES.items():
         function = getattr(library, name, None)
@@ -62,28 +73,17 @@ def load() -> ctypes.CDLL:
     return library
 
 
-def compile_to(file: Path) -> None:
-    command = [str(compiler()), *FLAGS.split(), f"-I{KERNELS}", f"-I{STAND_INS}"]
-    work = file.with_suffix(f".{os.getpid()}")
-    work.mkdir()
-    sources = [
-        *((KERNELS / name, NATIVE.split()) for name in EMULATED),
-        *((KERNELS / name, []) for name in AS_THEY_ARE),
-        (STAND_INS / "avx512_dispatch.cpp", []),
-    ]
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:16]
 
-    def one(source: tuple[Path, list[str]]) -> Path:
-        target = work / f"{source[0].name}.o"
-        run([*command, *source[1], "-c", str(source[0]), "-o", str(target)])
-        return target
 
-    try:
-        with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-            objects = list(pool.map(one, sources))
-        run([str(compiler()), "-shared", "-pthread", "-o", str(work / "library.so"), *map(str, objects)])
-        os.replace(work / "library.so", file)
-    finally:
-        shutil.rmtree(work)
+def compile_to(file: Path, arguments: list[str]) -> None:
+    """Unless the file is there, whole."""
+    if file.exists():
+        return
+    part = file.with_suffix(f".{os.getpid()}")
+    run([str(compiler()), *FLAGS.split(), f"-I{KERNELS}", f"-I{STAND_INS}", *arguments, "-o", str(part)])
+    os.replace(part, file)
 
 
 def run(command: list[str]) -> None:
