@@ -15,6 +15,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
+from setuptools.command.build_py import build_py
 
 FOLDER = Path("backends/cpu/native")
 SOURCES = sorted(path.as_posix() for path in FOLDER.glob("*.cpp"))
@@ -45,6 +46,14 @@ class BuildNative(build_ext):
             self.compiler.compile = compile_one
 
 
+class Modules(build_py):
+    """The root is the package, and this file in it is no module of it."""
+
+    def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
+        found = super().find_package_modules(package, package_dir)
+        return [module for module in found if module[:2] != ("quantdispatch", "setup")]
+
+
 class Wheel(bdist_wheel):
     def get_tag(self) -> tuple[str, str, str]:
         return "py3", "none", super().get_tag()[2]
@@ -62,5 +71,5 @@ setup(
             optional=True,
         )
     ],
-    cmdclass={"build_ext": BuildNative, "bdist_wheel": Wheel},
+    cmdclass={"build_ext": BuildNative, "build_py": Modules, "bdist_wheel": Wheel},
 )
