@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import repeat
 
 from .args import QuantArgs
 from .config_models import ConfigGroup
 from .errors import CheckpointError, ConfigError
-from .modules import Module, in_tower, is_head, quantized_names
+from .modules import LINEAR, Module, in_tower, is_head, quantized_names
 from .patterns import PatternBudget
 from .stored_tensors import Described
 from .targets import TargetIndex
@@ -126,21 +127,48 @@ def _stored_format(weights: QuantArgs, tensors: Mapping[str, Described]) -> str 
 
 
 class Namespaces:
-    """Explains a layer that is stored dense by an ignore entry that was meant for it under another name."""
+    """Explains layers that are stored dense by ignore entries that were meant for them under other names.
 
-    def __init__(self, unmatched: Sequence[str]) -> None:
+    ``budget``: of the plan's regular expressions.
+    """
+
+    def __init__(self, unmatched: Sequence[str], budget: PatternBudget | None = None) -> None:
         self._exact: dict[str, str] = {}
         for entry in unmatched:
             if not entry.startswith("re:"):
                 for form in _without_tail(entry):
                     self._exact.setdefault(form, entry)
         regexes = [entry for entry in unmatched if entry.startswith("re:")]
-        self._regexes = TargetIndex([], regexes, budget=PatternBudget()) if regexes else None
+        self._regexes = TargetIndex([], regexes, budget=budget) if regexes else None
         # words of an entry, from its end: "model.visual.blocks.0.attn" is also known by "blocks.0.attn"
         self._by_end = {end: entry for entry in self._exact.values() for end in _ends(entry)}
 
-    def explain(self, name: str) -> str | None:
-        """The unmatched entry that accounts for the module, or ``None``."""
+    def explain(self, names: Iterable[str]) -> dict[str, str]:
+        """The unmatched entries that account for modules, by the modules' names; those that none accounts for are not
+        among them. Raises ``ConfigError`` when a regular expression runs out of time."""
+        found: dict[str, str] = {}
+        signs: dict[str | bytes, list[str]] = {}  # names that differ in numbers are mostly one to regular expressions
+        for name in names:
+            entry = self._by_exact_names(name) if self._exact else None
+            if entry is not None:
+                found[name] = entry
+            elif self._regexes is not None:
+                signs.setdefault(self._regexes.sign(name), []).append(name)
+        rest = {alike[0]: _aliases(alike[0]) for alike in signs.values()}
+        by_regex: dict[str, str] = {}
+        while rest and self._regexes is not None:
+            aliases = {name: alias for name, left in rest.items() if (alias := next(left, None)) is not None}
+            answers = self._regexes.match_many(list(aliases.values()), repeat(LINEAR, len(aliases)))
+            for name, answer in zip(aliases, answers, strict=True):
+                if answer.ignored_by is not None:
+                    by_regex[name] = answer.ignored_by
+            rest = {name: rest[name] for name in aliases if name not in by_regex}
+        for first, *others in signs.values():
+            if first in by_regex:
+                found.update(dict.fromkeys((first, *others), by_regex[first]))
+        return found
+
+    def _by_exact_names(self, name: str) -> str | None:
         for form in _without_tail(name):
             for end in (form, *_suffixes(form)):  # the entry is the name without what stands before it
                 if end in self._exact:
@@ -162,15 +190,6 @@ class Namespaces:
             for form, entry in self._exact.items():
                 if is_head(form):
                     return entry
-        return self._explain_regex(name)
-
-    def _explain_regex(self, name: str) -> str | None:
-        if self._regexes is None:
-            return None
-        for alias in (*_suffixes(name), *(head + end for end in (name, *_suffixes(name)) for head in _HEADS)):
-            entry = self._regexes.ignored_by(alias, ("Linear",))
-            if entry is not None:
-                return entry
         return None
 
 
@@ -187,6 +206,13 @@ def mapping(entry: str, name: str) -> str:
     common = len(os.path.commonprefix(["\0".join(p) + "\0" for p in (ours[::-1], theirs[::-1])]).split("\0")) - 1
     before, after = ".".join(theirs[: len(theirs) - common]), ".".join(ours[: len(ours) - common])
     return f"{before + '.' if before else ''}* -> {after + '.' if after else ''}*"
+
+
+def _aliases(name: str) -> Iterator[str]:
+    """Other names that a module may have had when the config was written."""
+    yield from _suffixes(name)
+    for end in (name, *_suffixes(name)):
+        yield from (head + end for head in _HEADS)
 
 
 def _without_tail(name: str) -> Iterator[str]:

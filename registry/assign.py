@@ -227,12 +227,13 @@ def _renamed(doubtful: Iterable[str], index: TargetIndex, result: Assigned) -> s
     doubtful = list(doubtful)
     if not doubtful:
         return set()
-    namespaces = Namespaces([entry for kind, entry in index.unmatched() if kind == "ignore"])
+    unmatched = [entry for kind, entry in index.unmatched() if kind == "ignore"]
+    explained = Namespaces(unmatched, index.budget).explain(doubtful)
     mappings: dict[str, list[str]] = {}
     places: dict[Any, Assignment] = {}
     entries: set[str] = set()
     for name in doubtful:
-        entry = namespaces.explain(name)
+        entry = explained.get(name)
         if entry is None:
             continue
         entries.add(entry)

@@ -51,6 +51,11 @@ class PatternSet:
         blind, seeing = self._parts
         return self._merge(blind.scan(name), seeing.scan(name))
 
+    def sign(self, name: str) -> str | bytes:
+        """Equal for names that every pattern answers alike, also with the same text before them or cut off there."""
+        table = self._parts[-1].table if self._parts else None  # no other part tells more digits apart
+        return name.encode().translate(table) if table is not None and name.isascii() else name
+
     def scan_many(self, names: Sequence[str]) -> list[Numbers]:
         """:meth:`scan` of each name."""
         found: list[Numbers] = [()] * len(names)
@@ -76,7 +81,7 @@ class _Part:
 
     def __init__(self, patterns: dict[int, Pattern], table: bytes | None, budget: PatternBudget) -> None:
         self._patterns = patterns
-        self._table = table
+        self.table = table
         self._known: dict[bytes, Numbers] = {}
         candidates = [i for i, pattern in patterns.items() if portable(pattern.text)]
         self._scanner, taken = build_scanner([(patterns[i].text, patterns[i].field) for i in candidates], budget)
@@ -87,11 +92,11 @@ class _Part:
             patterns[i].check()
 
     def scan(self, name: str) -> Numbers:
-        if self._table is None:
+        if self.table is None:
             hits = self._scanner.scan(name) if self._scanner is not None else None
             return hits if hits == () and not self._slow else self._complete(name, hits)
         try:
-            key = name.encode().translate(self._table)
+            key = name.encode().translate(self.table)
         except UnicodeEncodeError:  # a lone surrogate
             return self._complete(name, None)
         found = self._known.get(key)
@@ -102,11 +107,11 @@ class _Part:
         return found
 
     def scan_many(self, names: Sequence[str]) -> list[Numbers]:
-        if self._table is None:
+        if self.table is None:
             return self._ask_many(names)
         found: list[Numbers] = []
         for start in range(0, len(names), _STRETCH):
-            found += self._scan_stretch(names[start : start + _STRETCH], self._table)
+            found += self._scan_stretch(names[start : start + _STRETCH], self.table)
         return found
 
     def _scan_stretch(self, names: Sequence[str], table: bytes) -> list[Numbers]:

@@ -140,6 +140,10 @@ class TargetIndex:
         """How many regular expressions there are among targets and ignore entries."""
         return len(self._regexes)
 
+    def sign(self, name: str) -> str | bytes:
+        """Equal for names that regular expressions answer alike, also with the same text before them."""
+        return self._scanner.sign(name) if self._scanner is not None else ""
+
     def names(self, name: str) -> bool:
         """Is ``name`` a target, word for word? Does not count as a match."""
         return name in self._group_of

@@ -10,6 +10,7 @@ import tiny_plans as tiny
 from planning import ATTN, MLP, OUTSIDE, codes, error, soft, tiny_registry  # noqa: F401
 from tiny_plans import checkpoint, layers
 
+from quantdispatch.registry.arbitration import Namespaces
 from quantdispatch.registry.errors import (
     CheckpointError,
     ConfigError,
@@ -17,6 +18,7 @@ from quantdispatch.registry.errors import (
     UnreadableCheckpointError,
 )
 from quantdispatch.registry.plan import plan
+from quantdispatch.registry.targets import TargetIndex
 
 # ----------------------------------------------------------------- stored tensors arbitrate: explained
 
@@ -161,3 +163,21 @@ def test_mixed_precision_that_tensors_do_not_tell(tmp_path: Path) -> None:
     result = soft(tmp_path, tiny.config(fmt="mixed-precision"), tensors)
     assert isinstance(error(result, "m.x"), ConfigError)
     assert error(result, "m.x").field == "quantization_config.config_groups.group_0.format"
+
+
+def test_entries_explain_the_modules_that_they_fit_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regular expressions that tell numbers apart, and ones that do not, of which few names need to be asked about."""
+    names = [f"model.visual.blocks.{i}.attn" for i in range(120)] + [
+        "model.visual.merger",
+        "vis.ual",
+        "модель.visual.x",
+    ]
+    seeing = Namespaces([r"re:blocks\.1\.attn", r"re:blocks\.1[24]\.attn", r"re:model\.language_model\.vis\.ual$"])
+    one, two = (seeing.explain(names), {k: v for name in names for k, v in seeing.explain([name]).items()})
+    assert one == two and set(one) == {f"model.visual.blocks.{i}.attn" for i in (1, 12, 14)} | {"vis.ual"}
+    asked: list[str] = []
+    match_many = TargetIndex.match_many
+    monkeypatch.setattr(TargetIndex, "match_many", lambda *given: (asked.extend(given[1]), match_many(*given))[1])
+    blind = Namespaces(["re:blocks.*", "re:nothing.*"])
+    assert blind.explain(names) == dict.fromkeys(names[:120], "re:blocks.*")
+    assert len(asked) < 300
