@@ -51,6 +51,10 @@ def test_logits_are_those_of_the_decompressed_weights(name: str, backend: str | 
         assert len(experts) == 2
         with torch.no_grad():
             observed = model(tokens).logits
+        native = any(
+            getattr(module, "kernel", None) and module.kernel.name == "cpu/native" for module in model.modules()
+        )
+        assert all((module._fused is not None) == native for module in experts), "all experts in one call"
         _decompress(model, load_file(folder / "model.safetensors"), ARGS[name])
         with torch.no_grad():
             expected = model(tokens).logits
