@@ -25,10 +25,12 @@ where the preset has none. `UNQUANTIZED` is left out, since its checkpoint is a 
   to the decompressed ones, bit for bit, in every row. Outputs in bf16 are alone worth 2e-03.
 * **resident**: bytes of all parameters and buffers, and their share of the unquantized model's {bf16_bytes}.
 * **tokens/s**: greedy decoding with batch 1, CPU time of one thread, median of {tokens} tokens. **over bf16**: how many
-  times as fast as the unquantized model in transformers, token by token in turn.
+  times as fast as the unquantized model in transformers, token by token in turn. Other work kept the machine busy: the
+  second figure holds, the first is of its day.
 * **answer**: to "What is the capital of France?". **decompressed**: that of the model which transformers and
-  compressed-tensors make of the same files, with bf16 weights and with inputs rounded in each call. Where both say no,
-  round-to-nearest has left too little of a model of this size, whoever computes it.
+  compressed-tensors make of the same files, with bf16 weights and with inputs rounded in each call. So small a model,
+  whose source is rounded to 4 bits already, is easily moved by one more rounding: what loses the answer is as often the
+  luck of it as its size. Whoever computes it, it is lost to both.
 * **llmcompressor**: whether it writes the same file, byte for byte. Static scales of inputs differ, since it calibrates
   layer by layer, with the layers before quantized already.
 """
@@ -54,7 +56,7 @@ def render(results: dict[str, Any]) -> str:
     with_versions = ", ".join(f"{name} {version}" for name, version in versions.items() if name != "machine")
     return "".join(
         (
-            _INTRO.format(bf16_bytes=_megabytes(bf16), tokens=24),
+            _INTRO.format(bf16_bytes=_megabytes(bf16), tokens=results["tokens"]),
             f"\nMeasured with {with_versions} on {versions['machine']}; {_writers(results['presets'])}.\n\n",
             table(
                 [
@@ -71,7 +73,7 @@ def render(results: dict[str, Any]) -> str:
                 ],
                 rows,
             ),  # fmt: skip
-            *(f"\n{mark} {text}\n" for mark, text in _notes(results["presets"])),
+            *(f"\n{text}\n" for text in _notes(results)),
         )
     )
 
@@ -80,9 +82,17 @@ def says_paris(text: str) -> bool:
     return "Paris" in text
 
 
-def answers_as_it_should(row: dict[str, Any]) -> bool:
-    """Paris, or the decompressed model does not say so either."""
+def found_by_both(row: dict[str, Any]) -> bool:
+    """Our answer is Paris, or the decompressed model does not find it either."""
     return says_paris(row["answer"]) or not says_paris(row["decompressed"])
+
+
+def answers_as_it_should(row: dict[str, Any]) -> bool:
+    """Where only the decompressed model found its way into the answer: do both go on alike once they are in it?"""
+    opened = row.get("opened")
+    return found_by_both(row) or (
+        opened is not None and says_paris(opened["ours"]) and says_paris(opened["decompressed"])
+    )
 
 
 def _row(name: str, row: dict[str, Any], bf16: int) -> list[str]:
@@ -95,15 +105,25 @@ def _row(name: str, row: dict[str, Any], bf16: int) -> list[str]:
         f"{_megabytes(row['resident_bytes'])} ({row['resident_bytes'] / bf16:.0%})",
         f"{row['tokens_per_second']:.1f}",
         f"{row['over_bf16']:.2f}x",
-        _answer(row["answer"]),
+        _answer(row["answer"]) + ("" if found_by_both(row) else " *"),
         _answer(row["decompressed"]) + mark,
         _llmcompressor(row.get("llmcompressor")),
     ]
 
 
-def _notes(presets: dict[str, dict[str, Any]]) -> list[tuple[str, str]]:
-    failures = {row.get("transformers_fails") for row in presets.values()}
-    return [note for failure, note in _NOTES.items() if failure in failures]
+def _notes(results: dict[str, Any]) -> list[str]:
+    rows = results["presets"].values()
+    failures = {row.get("transformers_fails") for row in rows}
+    notes = [f"{mark} {text}" for failure, (mark, text) in _NOTES.items() if failure in failures]
+    if not all(map(found_by_both, rows)):
+        bf16 = results["bf16"]
+        notes.insert(
+            0,
+            "\\* Already in the unquantized model the first words `{}` and `{}` are {:.2f} logits apart, two steps of "
+            "bf16, and here the other one comes first. Once the answer is opened with `The capital of France is`, both "
+            "models go on with Paris.".format(*bf16["words"], bf16["margin"]),
+        )
+    return notes
 
 
 def _answer(text: str) -> str:
@@ -121,7 +141,7 @@ def _llmcompressor(found: dict[str, Any] | None) -> str:
     if found is None:
         return "not compared"
     if "fails" in found:
-        return "has no such preset" if "not found in" in found["fails"] else "fails"
+        return "has no such preset" if "must either be a preset" in found["fails"] else "fails"
     differing = found["differing"]
     if not differing:
         return "same bytes"

@@ -22,15 +22,19 @@ from pathlib import Path
 from typing import Any
 
 from . import agreement, models
-from .preset_page import PAGE, RESULTS, render
+from .preset_page import PAGE, RESULTS, found_by_both, render
 from .timing import interleaved, ratio
 
 QUESTION = "What is the capital of France?"
+#: of the answer, given to both models where only one of them finds the first word
+OPENING = "The capital of France is"
 #: tokens that are timed; the answer ends long before
-TOKENS = 24
+TOKENS = 16
 ANSWER_TOKENS = 10
 #: ``quantdispatch verify``'s own
 TOLERANCE = 1e-2
+#: part of transformers' message -> what of the files it is about
+FAILURES = {"unflatten": "groups of inputs", "ignore_mismatched_sizes": "packed zero points"}
 #: what llmcompressor wrote, a folder a preset
 LLMCOMPRESSOR = Path(__file__).parents[1] / ".cache" / "models" / "llmcompressor"
 _SHOWN = ("kernels", "worst_error", "over_bf16", "answer", "decompressed", "llmcompressor")
@@ -47,26 +51,39 @@ def measure(
     from demo_models.presets import PRESETS, smollm2_preset
 
     torch.set_num_threads(1)
-    results = _read()
     if llmcompressor:
         _write_with_llmcompressor(only or list(PRESETS), llmcompressor)
     for name in only or PRESETS:
-        row = {} if afresh else dict(results["presets"].get(name, {}))
+        stored = _read()["presets"].get(name, {})
         folder = smollm2_preset(name)
-        if "decompressed" not in row:
+        row: dict[str, Any] = {}
+        if ours:
+            row |= {"writer": _version("compressed-tensors"), **_ours(str(folder))}
+        if afresh or "decompressed" not in stored:
             row |= _decompressed(str(folder))
         if llmcompressor:
             row["llmcompressor"] = _compared(folder, LLMCOMPRESSOR / name) | {"versions": _versions(llmcompressor)}
-        if ours:
-            row |= {"writer": _version("compressed-tensors"), **_ours(str(folder))}
-        results["presets"][name] = row
-        results |= {"bf16": results["bf16"] or _bf16(), "measured_with": _measured_with()}
-        order = [name for name in PRESETS if name in results["presets"]]
-        results["presets"] = {name: results["presets"][name] for name in order}
-        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        print(name, {key: row.get(key) for key in _SHOWN}, flush=True)
+        whole = stored | row
+        if "answer" in whole and "decompressed" in whole:
+            row["opened"] = None if found_by_both(whole) else _opened(str(folder))
+        _keep(name, row, list(PRESETS))
+        print(name, {key: row[key] for key in _SHOWN if key in row}, flush=True)
         gc.collect()
-    return results
+    return _read()
+
+
+def _keep(name: str, row: dict[str, Any], order: list[str]) -> None:
+    """Into the file, which another run may have written to meanwhile."""
+    results = _read()
+    presets = results["presets"]
+    presets[name] = presets.get(name, {}) | row
+    results |= {
+        "measured_with": _measured_with(),
+        "tokens": TOKENS,
+        "bf16": results["bf16"] or _bf16(),
+        "presets": {name: presets[name] for name in order if name in presets},
+    }
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 def _read() -> dict[str, Any]:
@@ -140,13 +157,20 @@ def _unquantized() -> Any:
 
 
 def _bf16() -> dict[str, Any]:
+    import torch
+
     from quantdispatch.engines.generate import encode, load_tokenizer
     from quantdispatch.engines.tensors import resident_bytes
 
     tokenizer = load_tokenizer(str(models.folder("bf16")))
+    ids = encode(tokenizer, QUESTION)
+    with torch.inference_mode():
+        best = _unquantized()(ids).logits[0, -1].float().topk(2)
     return {
+        "margin": float(best.values[0] - best.values[1]),
+        "words": [tokenizer.decode(int(token)) for token in best.indices],
         "resident_bytes": resident_bytes(_unquantized()),
-        "answer": _answer(_unquantized(), encode(tokenizer, QUESTION), tokenizer),
+        "answer": _answer(_unquantized(), ids, tokenizer),
     }
 
 
@@ -158,31 +182,44 @@ def _answer(model: Any, ids: Any, tokenizer: Any) -> str:
 
 
 def _decompressed(folder: str) -> dict[str, Any]:
-    """The answer of the model that transformers and compressed-tensors make of the same files: bf16 weights, and the
-    inputs rounded by compressed-tensors in each call. Where that fails, of the same weights with inputs left alone."""
+    from quantdispatch.engines.generate import encode, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    answer, failure = _their_answer(folder, encode(tokenizer, QUESTION), tokenizer)
+    return {"decompressed": answer, **({"transformers_fails": failure} if failure else {})}
+
+
+def _their_answer(folder: str, ids: Any, tokenizer: Any) -> tuple[str, str | None]:
+    """Of the model that transformers and compressed-tensors make of the same files: bf16 weights, and inputs rounded by
+    compressed-tensors in each call. Where that fails, for the reason returned, of the same weights with inputs left
+    alone."""
     import torch
     from loguru import logger
     from transformers import AutoModelForCausalLM
 
-    from quantdispatch.engines.generate import encode, load_tokenizer
-
     logger.disable("compressed_tensors")
-    tokenizer = load_tokenizer(folder)
-    ids = encode(tokenizer, QUESTION)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        return {"decompressed": _answer(model, ids, tokenizer), "decompressed_by": "transformers"}
+        return _answer(model, ids, tokenizer), None
     except RuntimeError as error:
-        known = {"unflatten": "groups of inputs", "ignore_mismatched_sizes": "packed zero points"}
-        failure = next((why for part, why in known.items() if part in str(error)), None)
+        failure = next((why for part, why in FAILURES.items() if part in str(error)), None)
         if failure is None:
             raise
-    model = agreement.decompressed(folder)
-    return {
-        "decompressed": _answer(model, ids, tokenizer),
-        "decompressed_by": "compressed-tensors",
-        "transformers_fails": failure,
-    }
+    return _answer(agreement.decompressed(folder), ids, tokenizer), failure
+
+
+def _opened(folder: str) -> dict[str, str]:
+    """How our model and transformers' go on after :data:`OPENING`."""
+    import torch
+
+    import quantdispatch
+    from quantdispatch.engines.generate import encode, load_tokenizer
+
+    tokenizer = load_tokenizer(folder)
+    opening = tokenizer(OPENING, return_tensors="pt", add_special_tokens=False).input_ids
+    ids = torch.cat([encode(tokenizer, QUESTION), opening], dim=1)
+    ours = _answer(quantdispatch.load(folder), ids, tokenizer)
+    return {"ours": ours, "decompressed": _their_answer(folder, ids, tokenizer)[0]}
 
 
 def _write_with_llmcompressor(names: list[str], python: str) -> None:
