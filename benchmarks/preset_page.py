@@ -30,7 +30,7 @@ where the preset has none. `UNQUANTIZED` is left out, since its checkpoint is a 
 * **answer**: to "What is the capital of France?". **decompressed**: that of the model which transformers and
   compressed-tensors make of the same files, with bf16 weights and with inputs rounded in each call. So small a model,
   whose source is rounded to 4 bits already, is easily moved by one more rounding: what loses the answer is as often the
-  luck of it as its size. Whoever computes it, it is lost to both.
+  luck of it as its size. Rows marked * apart, both models lose it together.
 * **llmcompressor**: whether it writes the same file, byte for byte. Static scales of inputs differ, since it calibrates
   layer by layer, with the layers before quantized already.
 """
