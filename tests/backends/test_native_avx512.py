@@ -95,7 +95,7 @@ def test_a_row_depends_on_no_other(library, m):
         assert torch.equal(one, one[:1].expand(m, -1))
 
 
-@pytest.mark.parametrize("m", [1, 4, 12, 30])
+@pytest.mark.parametrize("m", [1, 4, 9, 12, 30])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("dtype", [BF16, FP16, FP32])
 def test_what_is_not_finite_stays_so(library, m, value, dtype):
@@ -109,7 +109,7 @@ def test_what_is_not_finite_stays_so(library, m, value, dtype):
     assert y[:-1].isfinite().all()
 
 
-@pytest.mark.parametrize("m", [1, 4, 12, 30])
+@pytest.mark.parametrize("m", [1, 4, 9, 12, 30])
 def test_nan_codes_and_scales(library, m):
     case = Case(70, 64, 32, FP8, 8, BF16, seed=4)
     case.codes[5, 9] = 0x7F

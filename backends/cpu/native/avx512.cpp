@@ -11,7 +11,7 @@ namespace {
 
 // From this many rows on, scales or zero points are folded into codes where that is exact. Fixed by the call's rows, not by a share of
 // them, as it changes how sums are rounded.
-constexpr int64_t kFoldRows = 24;
+constexpr int64_t kFoldRows = 12;
 enum Mode { kUnfolded, kFolding };
 
 Work plan(const Shape& shape, int64_t m, int32_t dtype) {
