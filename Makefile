@@ -134,4 +134,4 @@ bench: $(LIBRARY)
 	$(BIN)/python -m benchmarks $(ARGS)
 
 clean:
-	rm -rf .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(LIBRARY) .cache build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache

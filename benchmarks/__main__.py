@@ -18,7 +18,18 @@ from rich.table import Table
 
 #: these write a page of docs/ each and have options of their own
 PAGES = ("presets", "minilm")
-NAMES = ("startup", "resolve", "plan_scale", "rule_checks", "memory", "agreement", "decode", "moe")
+NAMES = (
+    "startup",
+    "resolve",
+    "plan_scale",
+    "rule_checks",
+    "memory",
+    "agreement",
+    "decode",
+    "moe",
+    "cpu_linear",
+    "cpu_moe",
+)
 
 
 def show(console: Console, name: str, rows: list[dict[str, Any]]) -> None:
