@@ -61,6 +61,8 @@ int32_t qd_moe(const qd_weight* gate, const qd_weight* up, const qd_weight* down
 // codes: int8 [n, k] (integers), or bytes (e2m1 nibbles in a byte each, e4m3 bytes). columns as in qd_weight. Packing
 // takes e2m1 values as e4m3 bytes too, which are told apart by being no number below 16, and refuses others.
 int32_t qd_pack(const qd_weight* shape, const uint8_t* codes, uint32_t* packed, int32_t threads);
+// Is there a NaN among e4m3 codes? 0 or 1.
+int32_t qd_any_nan(const uint8_t* codes, int64_t count);
 int32_t qd_unpack(const qd_weight* weight, uint8_t* codes, int32_t threads);
 // Single outputs: codes of rows index[0..count) as uint8 [count, k].
 int32_t qd_unpack_rows(const qd_weight* weight, const int64_t* index, int64_t count, uint8_t* codes);

@@ -13,9 +13,10 @@ namespace {
 
 constexpr int64_t kTogether = 8;  // outputs packed at once: 32 bytes of a dword row
 
-uint64_t load64(const uint8_t* bytes) {
-  uint64_t value;
-  memcpy(&value, bytes, 8);
+template <class Word>
+Word load(const uint8_t* bytes) {
+  Word value;
+  memcpy(&value, bytes, sizeof value);
   return value;
 }
 
@@ -35,20 +36,15 @@ uint32_t dword_of(const uint8_t* codes) {
   constexpr int slots = 16 / Bits;
   constexpr uint32_t mask = (1u << Bits) - 1;
   if constexpr (Bits == 8) {
-    return static_cast<uint32_t>(codes[0]) | static_cast<uint32_t>(codes[2]) << 8 |
-           static_cast<uint32_t>(codes[1]) << 16 | static_cast<uint32_t>(codes[3]) << 24;
+    const uint32_t raw = load<uint32_t>(codes);
+    return (raw & 0xff0000ff) | ((raw >> 8) & 0xff00) | ((raw & 0xff00) << 8);
   } else {
     constexpr uint64_t lanes = (slots == 3 ? 0x0000000100010001u : 0x0001000100010001u) * uint64_t{mask};
     // of three slots, 6 bytes, 8 may not be there
-    uint64_t raw = 0;
-    if constexpr (slots == 3) {
-      memcpy(&raw, codes, 6);
-    } else {
-      raw = load64(codes);
-    }
+    uint64_t raw = slots == 3 ? load<uint32_t>(codes) | uint64_t{load<uint16_t>(codes + 4)} << 32 : load<uint64_t>(codes);
     uint32_t even = join<Bits>(raw & lanes), odd = join<Bits>((raw >> 8) & lanes);
     if constexpr (slots == 8) {
-      raw = load64(codes + 8);
+      raw = load<uint64_t>(codes + 8);
       even |= join<Bits>(raw & lanes) << 8;
       odd |= join<Bits>((raw >> 8) & lanes) << 8;
     } else if constexpr (slots == 5) {
@@ -67,21 +63,15 @@ uint32_t flips(const Shape& shape) {
   return flip;
 }
 
-constexpr uint8_t kNoCode = 0xff;
-
-// The nibble of every byte that says an e2m1 value: itself, or that value as e4m3.
-struct Nibbles {
-  uint8_t of[256];
-  Nibbles() {
-    memset(of, kNoCode, sizeof of);
-    for (uint8_t nibble = 0; nibble < 16; ++nibble) of[nibble] = nibble;
-    const uint8_t wide[] = {0x00, 0x30, 0x38, 0x3c, 0x40, 0x44, 0x48, 0x4c};
-    for (uint8_t i = 0; i < 8; ++i) {
-      of[wide[i]] = i;
-      of[wide[i] | 0x80] = i | 8;
-    }
-  }
-};
+// Eight bytes that say e2m1 values, as nibbles or as e4m3 (0, .5, 1, 1.5, 2, 3, 4, 6 are 0, 0x30, 0x38, 0x3c, 0x40, 0x44,
+// 0x48, 0x4c), to nibbles. `wrong` gets a bit where a byte says none.
+uint64_t nibbles_of(uint64_t bytes, uint64_t& wrong) {
+  constexpr uint64_t ones = 0x0101010101010101u;
+  if ((bytes & (0xf0 * ones)) == 0) return bytes;
+  const uint64_t b2 = bytes >> 2, b3 = bytes >> 3, b4 = bytes >> 4, b5 = bytes >> 5, b6 = bytes >> 6;
+  wrong |= ((b4 ^ b5) | (b5 & b6) | (b5 & ~b3 & b2) | (~b5 & ~b6 & (b3 | b2)) | bytes | (bytes >> 1)) & ones;
+  return (b4 & (12 * ones)) | (b2 & (3 * ones)) | (b5 & ~b3 & ones);
+}
 
 // The codes of one output by position, padding zeros. Where no column moves and no code changes nothing is copied.
 class Positions {
@@ -111,13 +101,14 @@ class Positions {
 
  private:
   void shorten(uint8_t* codes) {
-    static const Nibbles nibbles;
-    uint8_t seen = 0;
-    for (int64_t p = 0; p < shape_.padded_k(); ++p) {
-      codes[p] = nibbles.of[codes[p]];
-      seen |= codes[p];
+    uint64_t wrong = 0, bytes;
+    const int64_t count = shape_.padded_k();  // a multiple of 8
+    for (int64_t p = 0; p < count; p += 8) {
+      memcpy(&bytes, codes + p, 8);
+      bytes = nibbles_of(bytes, wrong);
+      memcpy(codes + p, &bytes, 8);
     }
-    known_ = known_ && seen < 16;
+    known_ = known_ && wrong == 0;
   }
 
   const Shape& shape_;
@@ -239,6 +230,12 @@ int32_t unpack_rows(const qd_weight& weight, void* context) {
 }  // namespace qd
 
 extern "C" {
+
+int32_t qd_any_nan(const uint8_t* codes, int64_t count) {
+  uint8_t found = 0;
+  for (int64_t p = 0; p < count; ++p) found |= static_cast<uint8_t>((codes[p] & 0x7f) == 0x7f);
+  return found != 0;
+}
 
 int32_t qd_pack(const qd_weight* shape, const uint8_t* codes, uint32_t* packed, int32_t threads) {
   qd::Call call{codes, packed, nullptr, nullptr, 0, threads};

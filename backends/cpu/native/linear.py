@@ -19,9 +19,7 @@ from ....registry.operands import Operands
 from ..activations import seen_inputs
 from ..dequant import nan_rows
 from ..linear import EXTRA, CpuLinear
-from ..scratch import chunk_rows
 from . import moe, product, tiles
-from .product import FP8
 from .weights import Layout, pack_codes, sorted_columns, unpack_codes, unpack_rows
 
 _MXFP8 = ("w8a8_mxfp8", "w8a16_mxfp8")
@@ -57,14 +55,14 @@ class NativeLinear(CpuLinear):
             layout = replace(layout, group=width)
             state |= {"g_idx": operands.g_idx, "columns": columns}
         codes = operands.codes.contiguous()
-        state["packed"] = pack_codes(codes, layout, columns)
+        state["packed"], nan = pack_codes(codes, layout, columns)
         scale = operands.scale.view(torch.uint8) if self.nv else operands.scale
         state["scale"] = tiles.to_tiles(self._outputs(scale))
         if operands.zero_point is not None:
             state["zero"] = self._pack_zeros(operands.zero_point)
         addend = operands.bias
-        if self.layout.format == FP8 and (poison := poisoned(codes)):
-            addend = poison["nan_rows"] + (0 if addend is None else addend.float())
+        if nan:
+            addend = nan_rows(codes.view(torch.int8))["nan_rows"] + (0 if addend is None else addend.float())
         if addend is not None:
             # a copy even of an fp32 bias: the state's tensors are written one by one when weights are loaded
             state["addend"] = addend.to(torch.float32, copy=True)
@@ -231,15 +229,3 @@ def _width(impl: NativeLinear, state: Mapping[str, Tensor]) -> int:
     """Bits of a stored zero point, or 0."""
     zero = state.get("zero")
     return 0 if zero is None else 8 * zero.numel() // (tiles.padded(impl.n) * impl.layout.groups)
-
-
-def poisoned(codes: Tensor) -> dict[str, Tensor]:
-    """As :func:`..dequant.nan_rows`, of float8 codes, a few hundred rows at a time."""
-    bits = codes.view(torch.int8)
-    step = chunk_rows(bits.shape[1])
-    found = [nan_rows(bits[start : start + step]) for start in range(0, bits.shape[0], step)]
-    if not any(found):
-        return {}
-    rows = [min(step, bits.shape[0] - start) for start in range(0, bits.shape[0], step)]
-    parts = [part.get("nan_rows", torch.zeros(size)) for part, size in zip(found, rows, strict=True)]
-    return {"nan_rows": torch.cat(parts)}

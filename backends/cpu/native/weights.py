@@ -71,9 +71,9 @@ def sorted_columns(g_idx: Tensor, groups: int) -> tuple[Tensor, int]:
     return columns, width
 
 
-def pack_codes(codes: Tensor, layout: Layout, columns: Tensor | None) -> Tensor:
-    """int8 or float8_e4m3fn [N, K], contiguous, to int32 [padded N, dwords]. Raises ``ValueError`` for values that the
-    format does not have."""
+def pack_codes(codes: Tensor, layout: Layout, columns: Tensor | None) -> tuple[Tensor, bool]:
+    """int8 or float8_e4m3fn [N, K], contiguous, to int32 [padded N, dwords]; and whether e4m3 codes hold a NaN. Raises
+    ``ValueError`` for values that the format does not have."""
     packed = torch.empty(tiles.padded(layout.n), layout.dwords, dtype=torch.int32, device="cpu")
     shape = product.describe(packed, None, None, columns, None, 1.0, layout.numbers())
     bits = codes.view(torch.uint8)
@@ -82,7 +82,8 @@ def pack_codes(codes: Tensor, layout: Layout, columns: Tensor | None) -> Tensor:
         raise ValueError("there are values that no 4-bit float has")
     if error:
         raise product.failed("qd_pack", error)
-    return packed
+    nan = layout.format == FP8 and load().qd_any_nan(ctypes.c_void_p(bits.data_ptr()), ctypes.c_int64(bits.numel()))
+    return packed, bool(nan)
 
 
 def unpack_codes(packed: Tensor, layout: Layout, columns: Tensor | None) -> Tensor:
