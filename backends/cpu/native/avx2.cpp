@@ -25,7 +25,8 @@ namespace {
 constexpr int64_t kPanel = 264;   // rows of a Work: x of 256 columns beside a decoded block stays in a cache of 512 KB
 constexpr int64_t kHeight = 6;    // rows of x that lie together: with 16 outputs 12 sums, of 16 registers
 constexpr int64_t kBlock = 256;   // columns decoded at once: 64 KB of a tile
-constexpr int64_t kFewRows = 12;  // up to which decoding anew for every six rows costs less than writing it down
+// Up to which decoding anew for every six rows costs less than writing it down; of fp8, which takes more to decode.
+constexpr int64_t kFewRows = 12, kFewRowsOfFp8 = 6;
 constexpr int64_t kAhead = 1024;  // dwords that are fetched ahead
 
 enum Mode { kFew, kMany };
@@ -65,7 +66,7 @@ Work plan(const Shape& shape, int64_t m, int32_t dtype) {
   Work work{};
   work.m = m;
   work.dtype = dtype;
-  work.mode = m <= kFewRows ? kFew : kMany;
+  work.mode = m <= (shape.format == QD_FP8 ? kFewRowsOfFp8 : kFewRows) ? kFew : kMany;
   work.step = work.mode == kFew ? m : 4 * kHeight;
   work.bytes = static_cast<size_t>(m * shape.padded_k() * 4) + (work.mode == kFew ? 64 + sums_bytes(shape, m) : 0);
   work.scratch = static_cast<size_t>(block_rows(shape) * shape.dword_columns * kTile * 4);

@@ -86,6 +86,11 @@ class Positions {
   const uint8_t* of(const uint8_t* codes, int64_t slot) {
     if (plain_) return codes;
     uint8_t* const out = buffer_.data() + slot * shape_.padded_k();
+    if (shape_.columns == nullptr && shape_.padded_k() == shape_.k) {
+      memcpy(out, codes, static_cast<size_t>(shape_.k));
+      shorten(out);
+      return out;
+    }
     for (int64_t g = 0; g < shape_.groups; ++g) {
       uint8_t* const to = out + g * shape_.padded_group();
       if (shape_.columns == nullptr) {

@@ -10,6 +10,8 @@
 namespace qd {
 namespace {
 
+constexpr int64_t kPanelBytes = int64_t{24} << 20;
+
 // Memory of a thread. Growing doubles, so that a length that creeps up does not allocate in each call; what is beyond
 // kKept is given back by the next call that needs little.
 class Memory {
@@ -125,9 +127,12 @@ extern "C" int32_t qd_linear(const qd_weight* weight, const void* x, int64_t m, 
   try {
     const Isa& isa = isa_in_use();
     const Shape shape(*weight);
-    const int64_t panels = ceil_div(m, isa.panel);
-    // of equal height: a last one of few rows would be read for little
-    const int64_t height = panels > 1 ? std::min(isa.panel, ceil_div(ceil_div(m, panels), 24) * 24) : m;
+    // Panels of equal height, as a last one of few rows would be read for little; lower ones of long rows, so that a
+    // thread need not keep much.
+    const int64_t step = isa.plan(shape, isa.panel, dtype).step;
+    const int64_t fits = std::max(kPanelBytes / (shape.padded_k() * 4) / step * step, step);
+    const int64_t most = std::min(isa.panel, fits), panels = ceil_div(m, most);
+    const int64_t height = panels > 1 ? std::min(most, ceil_div(ceil_div(m, panels), step) * step) : m;
     const int64_t size = dtype == QD_FP32 ? 4 : 2, result_size = result == QD_FP32 ? 4 : 2;
     for (int64_t i = 0; i < m; i += height) {
       const Rows rows{static_cast<const char*>(x) + i * x_stride * size, x_stride, dtype, nullptr};
