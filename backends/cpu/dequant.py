@@ -14,8 +14,8 @@ from .activations import seen_inputs
 from .bitplanes import codes_of, pack_planes
 from .chunked import FP8
 from .float8 import is_nan
-from .linear import CpuLinear
 from .isa import NATIVE_BF16
+from .linear import CpuLinear
 from .ops import chunked_mm, plane_codes
 
 #: rows of x from which a bf16 product on bf16 instructions outweighs one more pass over the weight

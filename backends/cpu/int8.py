@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...numerics.rows import select_rows
 from ...registry.operands import Operands
-from .linear import CpuLinear
 from .isa import NATIVE_BF16
+from .linear import CpuLinear
 from .ops import chunked_mm
 
 #: rows of x from which decoding to fp32 is faster than the op, on a processor without bf16 instructions

@@ -19,9 +19,9 @@ from ...registry.operands import Operands
 from .activations import seen_inputs
 from .chunked import FP8
 from .dequant import MANY_ROWS, nan_rows
+from .isa import NATIVE_BF16
 from .linear import CpuLinear
 from .microfloat_planes import FP4, FP6, pack_floats, unpack_floats
-from .isa import NATIVE_BF16
 from .ops import chunked_mm
 
 
