@@ -129,6 +129,7 @@ types: $(STAMP)
 # A test says when they are stale.
 pages: $(STAMP)
 	$(BIN)/quantdispatch rules --docs docs
+	$(BIN)/python -m benchmarks.engine_surprises
 
 bench: $(LIBRARY)
 	$(BIN)/python -m benchmarks $(ARGS)
