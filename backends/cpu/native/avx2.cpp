@@ -27,7 +27,7 @@ constexpr int64_t kHeight = 6;    // rows of x that lie together: with 16 output
 constexpr int64_t kBlock = 256;   // columns decoded at once: 64 KB of a tile
 // Up to which decoding anew for every six rows costs less than writing it down; of fp8, which takes more to decode.
 constexpr int64_t kFewRows = 12, kFewRowsOfFp8 = 6;
-constexpr int64_t kAhead = 1024;  // dwords that are fetched ahead
+constexpr int64_t kAhead = 1024;  // bytes that are fetched ahead within a tile
 
 enum Mode { kFew, kMany };
 

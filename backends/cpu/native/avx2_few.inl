@@ -54,6 +54,14 @@ struct Spans {
   int64_t count, rows;  // spans, dword rows of each
 };
 
+// Memory that is asked for meanwhile, a line of 64 bytes for every 16 outputs of a dword row. One stream of lines is
+// fetched at most of the rate that memory has, several at once at nearly all of it: so it is the four quarters of the
+// next tile, and of the last tile what comes next in it.
+struct Ahead {
+  const char* at;
+  int64_t line, row;  // bytes from one line to the next, and from one dword row to the next
+};
+
 // Of a tile, the vectors that a call works on.
 struct Outputs {
   const uint32_t* codes;  // of the first span's first dword row
@@ -61,6 +69,7 @@ struct Outputs {
   const float *scale, *zero;  // a span's are kTile further than the last one's; zero null: all are the format's
   float* y;
   int64_t ld;
+  Ahead ahead;
 };
 
 // Sums of which a column adds to one: enough that no addition waits for the one before.
@@ -84,6 +93,20 @@ QD_INLINE void add_column(const __m256i* field, const float* x, __m256 (&sum)[Ch
   }
 }
 
+// One row of x times eight vectors, whose codes are read anew for each column: the sums need the registers.
+template <class Code, int C, int V>
+QD_INLINE void add_wide(const uint32_t* codes, const float* x, __m256 (&sum)[V]) {
+  if constexpr (C < Code::kColumns) {
+    const __m256 factor = _mm256_broadcast_ss(x + C);
+#pragma GCC unroll 8
+    for (int v = 0; v < V; ++v) {
+      const __m256i field = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 8 * v));
+      sum[v] = _mm256_fmadd_ps(Code::template value<C>(field), factor, sum[v]);
+    }
+    add_wide<Code, C + 1, V>(codes, x, sum);
+  }
+}
+
 template <class Code, int Field, int M, int V, int Chains>
 QD_INLINE void add_fields(const uint32_t* codes, const float* x, __m256 (&sum)[Chains][M][V]) {
   if constexpr (Field < Code::kFields) {
@@ -97,9 +120,10 @@ QD_INLINE void add_fields(const uint32_t* codes, const float* x, __m256 (&sum)[C
 }
 
 template <int V>
-QD_INLINE void fetch(const uint32_t* codes) {
-  _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead), _MM_HINT_T0);
-  if constexpr (V > 2) _mm_prefetch(reinterpret_cast<const char*>(codes + kAhead + 16), _MM_HINT_T0);
+QD_INLINE void fetch(Ahead& ahead) {
+#pragma GCC unroll 4
+  for (int line = 0; line < V / 2; ++line) _mm_prefetch(ahead.at + line * ahead.line, _MM_HINT_T0);
+  ahead.at += ahead.row;
 }
 
 QD_INLINE void add_scaled(const float* scale, __m256 sum, float* y) {
@@ -109,6 +133,7 @@ QD_INLINE void add_scaled(const float* scale, __m256 sum, float* y) {
 template <class Code>
 struct Integers {
   static constexpr bool kPairs = false;
+  static constexpr int kVectors = Code::kFields == 1 ? 8 : 4;  // for one row of x
   static float unit() { return Code::kUnit; }
 
   template <int M, int V>
@@ -116,6 +141,7 @@ struct Integers {
     constexpr int chains = chains_of(M, V);
     const uint32_t* codes = to.codes;
     const float *x = spans.x, *sums = spans.sums, *scale = to.scale, *zero = to.zero;
+    Ahead ahead = to.ahead;
     for (int64_t s = 0; s < spans.count; ++s, sums += M, scale += kTile) {
       __m256 sum[chains][M][V];
 #pragma GCC unroll 8
@@ -130,8 +156,12 @@ struct Integers {
       }
       if (zero) zero += kTile;
       for (int64_t r = 0; r < spans.rows; ++r, codes += to.width, x += Code::kColumns * M) {
-        fetch<V>(codes);
-        add_fields<Code, 0, M, V, chains>(codes, x, sum);
+        fetch<V>(ahead);
+        if constexpr (V > 4) {
+          add_wide<Code, 0, V>(codes, x, sum[0][0]);
+        } else {
+          add_fields<Code, 0, M, V, chains>(codes, x, sum);
+        }
       }
 #pragma GCC unroll 8
       for (int i = 0; i < M; ++i)
@@ -147,12 +177,14 @@ struct Integers {
 // e4m3 as fp16 times 2^-8. A vector's lanes are an output's even and odd column, for eight outputs two vectors.
 struct Fp8 {
   static constexpr bool kPairs = true;
+  static constexpr int kVectors = 4;
   static float unit() { return 256.0f; }
 
   template <int M, int V>
   static void add(const Spans& spans, const Outputs& to) {
     const uint32_t* codes = to.codes;
     const float *x = spans.x, *scale = to.scale;
+    Ahead ahead = to.ahead;
     for (int64_t s = 0; s < spans.count; ++s, scale += kTile) {
       __m256 low[M][V], high[M][V];
 #pragma GCC unroll 8
@@ -160,7 +192,7 @@ struct Fp8 {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) low[i][v] = high[i][v] = _mm256_setzero_ps();
       for (int64_t r = 0; r < spans.rows; ++r, codes += to.width, x += 4 * M) {
-        fetch<V>(codes);
+        fetch<V>(ahead);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
           const __m256i dwords = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(codes + 8 * v));
@@ -202,7 +234,7 @@ void add_outputs(const Spans& spans, Outputs to) {
     } else {
       Kernel::template add<M, 2>(spans, to);
     }
-    to.codes += step, to.scale += step, to.y += step;
+    to.codes += step, to.scale += step, to.y += step, to.ahead.at += step / 16 * to.ahead.line;
     if (to.zero) to.zero += step;
     left -= step;
   }
@@ -211,13 +243,21 @@ void add_outputs(const Spans& spans, Outputs to) {
 template <class Kernel>
 void add_rows(int64_t rows, const Spans& spans, const Outputs& to) {
   switch (rows) {
-    case 1: return add_outputs<Kernel, 1, 4>(spans, to);
+    case 1: return add_outputs<Kernel, 1, Kernel::kVectors>(spans, to);
     case 2: return add_outputs<Kernel, 2, Kernel::kPairs ? 2 : 4>(spans, to);
     case 3: return add_outputs<Kernel, 3, 2>(spans, to);
     case 4: return add_outputs<Kernel, 4, 2>(spans, to);
     case 5: return add_outputs<Kernel, 5, 2>(spans, to);
     default: return add_outputs<Kernel, 6, 2>(spans, to);
   }
+}
+
+// What to fetch while a tile's dword rows from `row` on are worked on for the first time.
+inline Ahead ahead_of(const Shape& shape, const Tile& tile, int64_t t, int64_t row) {
+  const auto* codes = reinterpret_cast<const char*>(tile.codes);
+  const int64_t bytes = tile.width * 4;
+  if (t + 1 < shape.tiles && tile.width == kTile) return {codes + shape.rows * bytes + row * 64, shape.rows * 64, 64};
+  return {codes + row * bytes + kAhead, 64, bytes};
 }
 
 template <class Kernel>
@@ -241,7 +281,8 @@ void few_rows(const qd_weight& weight, const Shape& shape, const Few& few, int64
                           few.sums + i * shape.spans() + span * height, count, rows};
         add_rows<Kernel>(height, spans,
                          {tile.codes + row * tile.width, tile.width, groups.scale[0],
-                          tile.zero ? groups.zero[0] : nullptr, out + i * ld, ld});
+                          tile.zero ? groups.zero[0] : nullptr, out + i * ld, ld,
+                          i == 0 ? ahead_of(shape, tile, t, row) : Ahead{reinterpret_cast<const char*>(out), 0, 0}});
       }
     }
   }
