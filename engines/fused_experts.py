@@ -41,7 +41,7 @@ class Member(NamedTuple):
     name: str
     module: QuantLinear
     impl: Any
-    tensors: list[tuple[str, Tensor]]
+    tensors: list[tuple[str, Tensor, int]]  # and the address: a tensor may be given other memory
 
 
 @dataclass
@@ -72,11 +72,11 @@ class Fused:
                 own = module.__dict__
                 if siblings.get(name) is not module or own["_impl"] is not impl:
                     return False
-                if own["_forward_hooks"] or own["_forward_pre_hooks"]:
+                if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
                     return False
                 buffers = own["_buffers"]
-                for key, tensor in tensors:
-                    if buffers.get(key) is not tensor:
+                for key, tensor, address in tensors:
+                    if buffers.get(key) is not tensor or tensor.data_ptr() != address:
                         return False
         return True
 
@@ -101,7 +101,7 @@ def fuse(experts: Sequence[tuple[dict[str, nn.Module | None], tuple[str, ...], s
     method: Fusing | None = getattr(type(members[0][0].impl), "fuse", None)
     if method is None or any(type(m.impl) is not type(members[0][0].impl) for own in members for m in own):
         return None
-    bound = [[(member.impl, dict(member.tensors)) for member in own] for own in members]
+    bound = [[(member.impl, {name: tensor for name, tensor, _ in member.tensors}) for member in own] for own in members]
     run = method([own[:-1] for own in bound], [own[-1] for own in bound], activation)
     if run is None:
         return None
@@ -113,5 +113,5 @@ def _member(siblings: dict[str, nn.Module | None], name: str) -> Member | None:
     module = siblings.get(name)
     if type(module) is not QuantLinear or not module.loaded or has_hooks(module):
         return None
-    tensors = [(name, tensor) for name, tensor in module._buffers.items() if tensor is not None]
+    tensors = [(name, t, t.data_ptr()) for name, t in module._buffers.items() if t is not None]
     return Member(siblings, name, module, module._impl, tensors)

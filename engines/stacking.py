@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,6 +20,11 @@ class Stacked:
     state: dict[str, Tensor]
     #: of each layer: its kernel, and its tensors
     members: list[tuple[Any, dict[str, Tensor]]]
+    #: of those tensors: they may be given other memory
+    addresses: list[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.addresses = [tensor.data_ptr() for _, state in self.members for tensor in state.values()]
 
     def holds(self, modules: Sequence[Any]) -> bool:
         """Are these still the modules' tensors, not loaded again, moved or cast, and does nobody listen to one module
@@ -31,7 +36,7 @@ class Stacked:
             for name, tensor in state.items():
                 if buffers.get(name) is not tensor:
                     return False
-        return True
+        return [tensor.data_ptr() for _, state in self.members for tensor in state.values()] == self.addresses
 
 
 def stack(modules: Sequence[Any]) -> Stacked | None:
@@ -56,4 +61,4 @@ def stack(modules: Sequence[Any]) -> Stacked | None:
 
 def has_hooks(module: torch.nn.Module) -> bool:
     """Does anybody listen to calls of this module by itself?"""
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+    return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import ConfigError
 from .facts import KernelSpec
 from .lazy import load_target
 from .predicates import Args, Needs, Predicate, union
@@ -157,6 +158,8 @@ def run_probe(target: str) -> str | None:
         try:
             function: Callable[[], str | None] = load_target(target)
             _probed[target] = function()
+        except ConfigError:  # what the user asked for is wrong, which no other kernel makes right
+            raise
         except Exception as error:  # a provider may fail in any way; the reason goes into the trace
             _probed[target] = f"{type(error).__name__}: {error}"
     return _probed[target]

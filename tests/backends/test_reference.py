@@ -94,4 +94,4 @@ def test_records_import_nothing_heavy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["7", "3"]
+    assert done.stdout.split() == ["11", "3"]

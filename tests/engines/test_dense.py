@@ -85,6 +85,33 @@ def test_what_it_is_not_for_is_torchs():
         model(torch.ones(1, 32))
 
 
+def test_what_does_not_fit_is_torchs():
+    model = quickened(64, 32, True)
+    x = torch.randn(3, 32).bfloat16()
+    expected = model(x)
+    torch.testing.assert_close(
+        model(torch._neg_view(x)).float(), -expected.float() + 2 * model[0].bias.float(), rtol=0.05, atol=0.05
+    )
+    model[0].bias = nn.Parameter(torch.ones(1).bfloat16(), requires_grad=False)
+    assert torch.equal(model(x), F.linear(x, model[0].weight, model[0].bias))
+    model[0].bias = nn.Parameter(torch.ones(64).bfloat16())
+    model(x).sum().backward()
+    assert torch.equal(model[0].bias.grad, torch.full((64,), 3.0).bfloat16())
+
+
+@pytest.mark.parametrize("record", ["jit", "fx"])
+def test_recorders_see_the_product(record):
+    model = quickened(64, 32, True)
+    x, other = torch.randn(3, 32).bfloat16(), torch.randn(3, 32).bfloat16()
+    if record == "jit":
+        recorded = torch.jit.trace(model, x)
+    else:
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        recorded = make_fx(model)(x)
+    assert torch.equal(recorded(other), model(other))
+
+
 def test_copies_pickles_and_way_back():
     model = quickened(64, 32, True)
     x = torch.randn(3, 32).bfloat16()

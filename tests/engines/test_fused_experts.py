@@ -184,6 +184,25 @@ def test_listeners_hear_and_changes_are_seen(fuse: Fuse, tmp_path: Path) -> None
     assert not torch.equal(experts(*given), first) and len(fuse.calls) == before
 
 
+def test_other_memory_and_another_forward_are_seen(tmp_path: Path, fuse: Fuse) -> None:
+    experts = layer_of(qd.load(tiny_moe(tmp_path / "packed", {"group_0": INT4})))
+    given = inputs(9)
+    first = experts(*given)
+    for buffer in experts.buffers():  # as a queue between processes does: the old memory is freed
+        buffer.share_memory_()
+    assert torch.equal(experts(*given), first)
+    gate = experts.expert(1).projections()[0][0]
+    moved = gate._buffers["scale"].clone() * 8
+    gate._buffers["scale"].data = moved
+    assert not torch.equal(experts(*given), first)
+    gate._buffers["scale"].data = moved / 8
+    assert torch.equal(experts(*given), first)
+    heard: list[int] = []
+    plain = gate.forward
+    gate.forward = lambda x: (heard.append(1), plain(x))[1]
+    assert close(experts(*given), first) and heard
+
+
 def test_copies_make_their_own(fuse: Fuse, tmp_path: Path) -> None:
     experts = layer_of(qd.load(tiny_moe(tmp_path / "packed", {"group_0": INT4})))
     given = inputs(9)

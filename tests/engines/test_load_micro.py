@@ -15,6 +15,7 @@ import torch
 transformers = pytest.importorskip("transformers", reason="models are transformers models")
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="the tests rewrite safetensors files")
 
+import usual_kernels as usual  # noqa: E402
 from typer.testing import CliRunner  # noqa: E402
 
 import quantdispatch as qd  # noqa: E402
@@ -107,11 +108,13 @@ def test_the_plan_and_what_is_resident(checkpoint: Make, variant: str) -> None:
     assert not plan.problems and not any(layer.error for layer in plan.layers.values())
     model = qd.load(folder)
     layers = packed(model)
-    assert len(layers) == expected and {layer.kernel.name for layer in layers.values()} == {"cpu/microfloat"}
+    assert len(layers) == expected and {layer.kernel.name for layer in layers.values()} == {usual.MICROFLOAT}
     # as dense as in the file
     stored = sum(tensor.nbytes for layer in layers.values() for tensor in layer.stored_tensors().values())
     dense = sum(parameter.numel() * 2 for parameter in model.parameters())
-    assert resident_bytes(model) - dense < 1.02 * stored
+    # the native kernels keep six bits in a byte
+    wide = 1.35 if usual.NATIVE and "mxfp6" in variant else 1.02
+    assert resident_bytes(model) - dense < wide * stored
     twin = decompressed(folder, torch.bfloat16)
     for name, layer in layers.items():
         assert torch.equal(layer.dense_weight(), twin.get_submodule(name).weight), name

@@ -104,7 +104,9 @@ CASES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
     "one-member": (member("re:.*q_proj$"), "w4a16-asym", {}),
 }  # fmt: skip
 #: inputs are quantized: a last bit of difference before that is a step of the grid after it
-LOOSE = {"quip-int8": 3e-2, "quip-fp8": 3e-2, "spin-r4-blocks": 1e-2}
+LOOSE = {"quip-int8": 3e-2, "quip-fp8": 3e-2, "spin-r4-blocks": 1e-2,
+         # a matrix of random numbers is far from orthogonal: it multiplies what a sum in fp32 is off by
+         "quip-matrix": 1e-3, "quip-matrix-blocks": 1e-3}  # fmt: skip
 
 
 def write(groups: dict[str, Any], variant: str, shape: dict[str, Any], folder: Path, **save: Any) -> nn.Module:
@@ -240,7 +242,7 @@ def test_what_is_saved_is_what_was_read(name: str, made: Callable[[str], Made], 
     matrices = [key for key in before if key.rpartition(".")[0].endswith(("_input", "_output"))]
     assert before.keys() == after.keys() and matrices
     assert all(before[key].dtype == after[key].dtype and torch.equal(before[key], after[key]) for key in matrices)
-    assert distance(logits(load(tmp_path / "saved")), truth) < 1e-5
+    assert distance(logits(load(tmp_path / "saved")), truth) < LOOSE.get(name, 1e-5)
 
 
 def test_matrices_may_be_in_another_shard(tmp_path: Path) -> None:

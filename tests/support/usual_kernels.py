@@ -8,3 +8,4 @@ NATIVE = native_library() is not None
 INT4 = "cpu/native" if NATIVE else "cpu/int4_torch"
 INT8 = "cpu/native" if NATIVE else "cpu/int8_torch"
 FP8 = "cpu/native" if NATIVE else "cpu/dequant"
+MICROFLOAT = "cpu/native" if NATIVE else "cpu/microfloat"

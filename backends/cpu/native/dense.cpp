@@ -31,6 +31,7 @@ extern "C" int32_t qd_dense(const void* weight, int64_t n, int64_t k, int64_t st
   const dense::Weight rows{static_cast<const uint16_t*>(weight), n, k, stride};
   const auto* add = static_cast<const uint16_t*>(bias);
   const int64_t tiles = ceil_div(n, kTile);
+  try {
   for (int64_t first = 0; first < m; first += isa->panel) {
     const int64_t count = m - first < isa->panel ? m - first : isa->panel;
     void* data = thread_memory(kUseWork, isa->prepared(k, count));
@@ -52,6 +53,9 @@ extern "C" int32_t qd_dense(const void* weight, int64_t n, int64_t k, int64_t st
           }
         },
         2 * n * k);
+  }
+  } catch (...) {  // no memory
+    return -9;
   }
   return 0;
 }

@@ -16,6 +16,7 @@ from torch import Tensor
 from ....registry.facts import KernelSpec
 from ....registry.operands import Operands
 from ..isa import NATIVE_BF16
+from ..tracing import recording
 from .library import load
 
 #: rows of x up to which torch is not asked; on processors with bf16 instructions unmeasured
@@ -50,6 +51,8 @@ def call(rows: Tensor, weight: Tensor, bias: Tensor | None, y: Tensor) -> int:
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., K] times the transpose of weight [N, K], plus bias [N]: all bf16 on the CPU."""
+    if x.is_neg() or weight.is_neg() or (bias is not None and bias.is_neg()):  # signs that their memory does not have
+        return F.linear(x, weight, bias)
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1:
         rows = rows.contiguous()
@@ -89,15 +92,23 @@ class NativeDense:
         weight, bias = state["weight"], state.get("bias")
         if not _fits(x, weight, bias):
             return F.linear(x, weight, bias)
-        result: Tensor = (_op if torch.compiler.is_compiling() else product)(x, weight, bias)
+        result: Tensor = (_op if recording() else product)(x, weight, bias)
         return result
 
 
 def _fits(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     if not (x.dtype is weight.dtype is torch.bfloat16 and x.is_cpu and weight.is_cpu and x.numel() > 0):
         return False
+    if torch.is_autocast_enabled("cpu"):
+        return False
     if weight.ndim != 2 or weight.stride(1) != 1 or x.shape[-1] != weight.shape[1]:
         return False
-    if bias is not None and not (bias.dtype is torch.bfloat16 and bias.is_contiguous()):
+    if bias is not None and not _fitting_bias(bias, weight.shape[0]):
         return False
-    return not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+    learns = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    return not (torch.is_grad_enabled() and learns)
+
+
+def _fitting_bias(bias: Tensor, n: int) -> bool:
+    plain = bias.dtype is torch.bfloat16 and bias.is_cpu
+    return plain and bias.shape == (n,) and bias.is_contiguous()

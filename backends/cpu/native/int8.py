@@ -20,6 +20,7 @@ from ....registry.args import QuantArgs
 from ....registry.errors import QuantDispatchError
 from ....registry.facts import KernelSpec
 from ....registry.operands import Operands
+from ..tracing import recording
 from . import product
 from .library import Inputs, Weight, load
 from .linear import NativeLinear
@@ -58,7 +59,7 @@ class NativeInt8Linear(NativeLinear):
         layout = self.layout
         group = layout.group if columns is None else columns.shape[0] // layout.groups
         numbers = (self.n, self.k, group, layout.groups, layout.format, layout.slot_bits, product.SCALES[scale.dtype])
-        function = native_int8_mm if torch.compiler.is_compiling() else multiply
+        function = native_int8_mm if recording() else multiply
         y: Tensor = function(
             x, state["packed"], scale, state.get("zero"), columns, state.get("addend"),
             state.get("input_scale"), state.get("input_zero_point"), numbers, self.how, self.outputs is not None,
@@ -98,6 +99,8 @@ def multiply(
     """
     n, k = numbers[0], numbers[1]
     shape = (*x.shape[:-1], n)
+    if x.is_neg():
+        x = x.resolve_neg()
     # without a dtype it is twice as fast
     y = x.new_empty(shape, dtype=torch.float32) if wide else x.new_empty(shape)
     if x.is_contiguous():
@@ -135,7 +138,7 @@ def _weight(
     """Pointer to the description of a weight, kept from call to call for as long as its addresses are the same."""
     key = (
         scale.data_ptr(),
-        None if zero is None else zero.data_ptr(),
+        None if zero is None else (zero.data_ptr(), zero.numel()),
         None if columns is None else columns.data_ptr(),
         None if addend is None else addend.data_ptr(),
         numbers,

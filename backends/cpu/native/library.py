@@ -66,6 +66,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     ),
     "qd_dense": (_POINTER, _LONG, _LONG, _LONG, _POINTER, *_ROWS, _POINTER, _LONG, _INT),
     "qd_pack": (_WEIGHT, _POINTER, _POINTER, _INT),
+    "qd_any_nan": (_POINTER, _LONG),
     "qd_unpack": (_WEIGHT, _POINTER, _INT),
     "qd_unpack_rows": (_WEIGHT, _POINTER, _LONG, _POINTER),
     "qd_abi_version": (),

@@ -19,6 +19,7 @@ from ....registry.operands import Operands
 from ..activations import seen_inputs
 from ..dequant import nan_rows
 from ..linear import EXTRA, CpuLinear
+from ..tracing import recording
 from . import moe, product, tiles
 from .weights import Layout, pack_codes, sorted_columns, unpack_codes, unpack_rows
 
@@ -213,7 +214,7 @@ class NativeLinear(CpuLinear):
         group = layout.group if columns is None else columns.shape[0] // layout.groups
         dtype = product.E4M3 if self.nv else product.SCALES[scale.dtype]
         numbers = (self.n, self.k, group, layout.groups, layout.format, layout.slot_bits, dtype)
-        function = product.native_mm if torch.compiler.is_compiling() else product.multiply
+        function = product.native_mm if recording() else product.multiply
         y: Tensor = function(
             x, state["packed"], scale, state.get("zero"), columns, addend, state.get("global_scale"), numbers, 1.0, wide
         )

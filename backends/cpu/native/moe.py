@@ -63,6 +63,7 @@ class Experts:
                 observed=f"{x.dtype} {list(x.shape)} on {x.device.type}",
                 required=f"{self.dtype} [tokens, {self.features}] on cpu",
             )
+        x = x.resolve_neg()
         if x.stride(1) != 1:
             x = x.contiguous()
         index = index.to(torch.int64).contiguous()

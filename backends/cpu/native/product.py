@@ -61,6 +61,8 @@ def multiply(
     """
     n, k = numbers[0], numbers[1]
     y = torch.empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype, device="cpu")
+    if x.is_neg():
+        x = x.resolve_neg()
     if x.is_contiguous():
         stride = k
     elif x.ndim == 2 and x.stride(1) == 1:
@@ -74,7 +76,7 @@ def multiply(
         factor = factor / global_scale.item()
     key = (
         scale.data_ptr(),
-        None if zero is None else zero.data_ptr(),
+        None if zero is None else (zero.data_ptr(), zero.numel()),
         None if columns is None else columns.data_ptr(),
         None if addend is None else addend.data_ptr(),
         factor,

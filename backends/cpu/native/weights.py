@@ -14,6 +14,7 @@ from ....registry.facts import KernelSpec
 from ..microfloat_planes import FP4 as NIBBLES
 from ..microfloat_planes import _bytes as bytes_of
 from ..scratch import chunk_rows
+from ..tracing import recording
 from . import product, tiles
 from .library import load
 from .product import FP4, FP8, INT
@@ -82,7 +83,7 @@ def pack_codes(codes: Tensor, layout: Layout, columns: Tensor | None) -> tuple[T
         raise ValueError("there are values that no 4-bit float has")
     if error:
         raise product.failed("qd_pack", error)
-    nan = layout.format == FP8 and load().qd_any_nan(ctypes.c_void_p(bits.data_ptr()), ctypes.c_int64(bits.numel()))
+    nan = layout.format == FP8 and load().qd_any_nan(bits.data_ptr(), bits.numel())
     return packed, bool(nan)
 
 
@@ -98,7 +99,7 @@ def unpack_codes(packed: Tensor, layout: Layout, columns: Tensor | None) -> Tens
 def unpack_rows(packed: Tensor, layout: Layout, columns: Tensor | None, index: Tensor) -> Tensor:
     """Rows ``index`` [R], any order, of what :func:`unpack_codes` gives. Raises ``IndexError`` for a row below 0 or
     beyond the last."""
-    take = _rows_op if torch.compiler.is_compiling() else _rows
+    take = _rows_op if recording() else _rows
     return _codes(take(index, packed, columns, layout.numbers()), layout)
 
 
