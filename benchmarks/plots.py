@@ -1,7 +1,7 @@
 """``python -m benchmarks.plots RESULTS.json PICTURE.svg``: what ``benchmarks.cpu_linear --json`` wrote, as a picture.
 
 Left: packed bytes read in a second, beside what one thread can read at all. Right: how many times as fast as bf16
-``F.linear``. Both against M, the rows of x. Needs matplotlib (``pip install 'quantdispatch[bench]'``).
+``F.linear``. Both against M, the rows of x. Needs matplotlib.
 """
 
 from __future__ import annotations
