@@ -192,6 +192,8 @@ def test_logits_are_those_of_compressed_tensors(name: str, made: Callable[[str],
     model = load(folder)
     assert distance(dropped, truth) > FAR
     assert distance(logits(model), truth) < LOOSE.get(name, 1e-5)
+    if name.startswith("quip-matrix"):  # what is loose there is the kernel's sum, not the transform
+        assert distance(logits(load(folder, backend="reference")), truth) < 1e-5
     layers = model.quantdispatch_plan.layers.values()
     assert not any(layer.deviations for layer in layers)
     wanted = {f"{layer.name}.{label.split()[0]}_{label.split()[2]}" for layer in layers for label in layer.transforms}
