@@ -22,13 +22,10 @@ from ....registry.facts import KernelSpec
 from ....registry.operands import Operands
 from ..tracing import recording
 from . import product
-from .library import Inputs, Weight, load
+from .library import Inputs, load
 from .linear import NativeLinear
 
 _WIDE = 8
-#: described weights that are remembered; a model has a few hundred
-_MOST = 1 << 14
-_described: dict[int, tuple[tuple[Any, ...], Any]] = {}
 
 
 class NativeInt8Linear(NativeLinear):
@@ -119,38 +116,12 @@ def multiply(
         inputs = _inputs(how, _stored(input_scale, "input_scale"), offset)
     dtype = product.DTYPES[x.dtype]
     error = load().qd_linear_int8(
-        _weight(packed, scale, zero, columns, addend, numbers), inputs, x.data_ptr(), rows, stride,
+        product.described(packed, scale, zero, columns, addend, 1.0, numbers), inputs, x.data_ptr(), rows, stride,
         y.data_ptr(), n, dtype | _WIDE if wide else dtype, torch.get_num_threads(),
     )  # fmt: skip
     if error:
         raise product.failed("qd_linear_int8", error)
     return y
-
-
-def _weight(
-    packed: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    columns: Tensor | None,
-    addend: Tensor | None,
-    numbers: tuple[int, ...],
-) -> Any:
-    """Pointer to the description of a weight, kept from call to call for as long as its addresses are the same."""
-    key = (
-        scale.data_ptr(),
-        None if zero is None else (zero.data_ptr(), zero.numel()),
-        None if columns is None else columns.data_ptr(),
-        None if addend is None else addend.data_ptr(),
-        numbers,
-    )
-    place = packed.data_ptr()
-    found = _described.get(place)
-    if found is None or found[0] != key:
-        if len(_described) >= _MOST:
-            _described.clear()
-        weight: Weight = product.describe(packed, scale, zero, columns, addend, 1.0, numbers)
-        found = _described[place] = key, ctypes.pointer(weight)
-    return found[1]
 
 
 @lru_cache(maxsize=1 << 12)

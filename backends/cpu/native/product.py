@@ -42,6 +42,34 @@ def describe(
     return Weight(n, k, group, groups, form, slot_bits, scale_dtype, zero_bits, unit, 0, *pointers)
 
 
+def described(
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    columns: Tensor | None,
+    addend: Tensor | None,
+    factor: float,
+    numbers: tuple[int, ...],
+) -> Any:
+    """Pointer to :func:`describe`'s answer, kept from call to call for as long as addresses and sizes are the same."""
+    key = (
+        scale.data_ptr(),
+        None if zero is None else (zero.data_ptr(), zero.numel()),
+        None if columns is None else columns.data_ptr(),
+        None if addend is None else addend.data_ptr(),
+        factor,
+        numbers,
+    )
+    place = packed.data_ptr()
+    found = _described.get(place)
+    if found is None or found[0] != key:
+        if len(_described) >= _MOST:
+            _described.clear()
+        weight = describe(packed, scale, zero, columns, addend, factor, numbers)
+        found = _described[place] = key, ctypes.pointer(weight)
+    return found[1]
+
+
 def multiply(
     x: Tensor,
     packed: Tensor,
@@ -74,24 +102,10 @@ def multiply(
         return y
     if global_scale is not None:
         factor = factor / global_scale.item()
-    key = (
-        scale.data_ptr(),
-        None if zero is None else (zero.data_ptr(), zero.numel()),
-        None if columns is None else columns.data_ptr(),
-        None if addend is None else addend.data_ptr(),
-        factor,
-        numbers,
-    )
-    place = packed.data_ptr()
-    found = _described.get(place)
-    if found is None or found[0] != key:
-        if len(_described) >= _MOST:
-            _described.clear()
-        weight = describe(packed, scale, zero, columns, addend, factor, numbers)
-        found = _described[place] = key, ctypes.pointer(weight)
+    weight = described(packed, scale, zero, columns, addend, factor, numbers)
     dtype = DTYPES[x.dtype]
     error = load().qd_linear(
-        found[1], x.data_ptr(), rows, stride, y.data_ptr(), n, dtype | _WIDE if wide else dtype, torch.get_num_threads()
+        weight, x.data_ptr(), rows, stride, y.data_ptr(), n, dtype | _WIDE if wide else dtype, torch.get_num_threads()
     )
     if error:
         raise failed("qd_linear", error)
