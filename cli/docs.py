@@ -12,8 +12,9 @@ from pathlib import Path
 from ..registry.analysis.choice import DEVICES
 from ..registry.domains import Domain
 from ..registry.facts import SIDES
+from ..registry.gpus import family_of
 from ..registry.kernels import Kernel
-from ..registry.predicates import Box
+from ..registry.predicates import Box, in_words
 from ..registry.registry import Registry, build
 from ..registry.rules import Rule
 from ..registry.values import ABSENT
@@ -132,13 +133,13 @@ def _kernel(kernel: Kernel) -> Iterator[str]:
 
 
 def _need(name: str, domain: Domain) -> str:
-    return f"`{name}` {domain}"
+    return f"`{name}` {in_words(name, domain)}"
 
 
 def _serves(kernel: Kernel, device: str) -> bool:
     """Does the kernel take some layer on the device, as far as device and architecture go?"""
     kind, _, arch = device.partition(":")
-    given: Mapping[str, str] = {"device": kind, **({"arch": arch} if arch else {})}
+    given: Mapping[str, str] = {"device": kind, **({"arch": arch, "family": family_of(arch)} if arch else {})}
     return any(
         all(value in box.domains.get(name, Domain()) for name, value in given.items()) for box in kernel.predicate.boxes
     )

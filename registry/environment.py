@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ConfigError
+from .gpus import family_of
 from .values import ABSENT, PRESENT, UNKNOWN
 
 #: instruction sets that kernels ask for, as ``isa.<name>``, from the flags of /proc/cpuinfo
@@ -27,6 +28,8 @@ PACKAGES = ("torch", "triton", "transformers", "compressed-tensors", "vllm", "sg
 NATIVE = "quantdispatch-native"
 _NATIVE_FOLDER = Path(__file__).parents[1] / "backends" / "cpu" / "native"
 _NATIVE_FILES = ("_kernels.native.so", "_kernels.native.dll")
+#: packages of which kernels take a range of versions: ``version.<name>`` is major * 100 + minor, 3.6 is 306
+VERSIONED = ("torch", "triton", "vllm", "sglang")
 _DEVICE = re.compile(r"(cpu|cuda|rocm)(?::(?:(sm\d{2,3}[af]?)|(gfx[0-9a-f]{3,4})|(\d+)))?")
 
 
@@ -47,8 +50,8 @@ class Environment:
         """``device``: ``cpu``, ``cuda`` or ``rocm`` (the one present), ``cuda:sm90``, ``rocm:gfx942``.
 
         ``overrides``: facts to assume instead of what is found: package versions (``{"triton": "3.9.0"}``, ``None`` or
-        ``False`` for not installed), ``isa.*`` flags, ``threads``. Raises ``ConfigError`` for a device or fact that is
-        not known.
+        ``False`` for not installed), ``isa.*`` flags, ``threads``, ``rows``: tokens a call that kernels of a GPU are
+        ranked for, 1 for decoding. Raises ``ConfigError`` for a device or fact that is not known.
         """
         kind, arch = parse_device(device)
         facts: dict[str, Any] = {f"package.{name}": _version(name) for name in PACKAGES}
@@ -56,6 +59,7 @@ class Environment:
         flags = _cpu_flags() if kind == "cpu" else frozenset()
         facts |= {f"isa.{name}": UNKNOWN if flags is None else name in flags for name in ISA}
         facts["threads"] = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        facts["rows"] = 1
         if not isinstance(overrides, Mapping | None):
             raise ConfigError(
                 "environment maps facts to values", field="environment", observed=overrides,
@@ -70,6 +74,8 @@ class Environment:
                 )  # fmt: skip
             missing = value is None or (value is False and fact.startswith("package."))
             facts[fact] = ABSENT if missing else value
+        facts["family"] = ABSENT if kind == "cpu" else family_of(arch)
+        facts |= {f"version.{name}": _number(facts[f"package.{name}"]) for name in VERSIONED}
         return cls(kind, arch, tuple(sorted(facts.items())))
 
     def describe(self) -> str:
@@ -122,6 +128,14 @@ def _override_name(name: str, facts: Mapping[str, Any]) -> str:
     if isinstance(name, str) and name.startswith(("isa.", "package.")):
         return name
     raise ConfigError(f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)))
+
+
+def _number(version: Any) -> Any:
+    """``"3.9.0+git"`` as 309; ``ABSENT`` where nothing is installed, ``UNKNOWN`` where the version is no number."""
+    if version is ABSENT:
+        return ABSENT
+    found = re.match(r"v?(\d+)\.(\d+)", str(version))
+    return int(found.group(1)) * 100 + min(int(found.group(2)), 99) if found else UNKNOWN
 
 
 @cache

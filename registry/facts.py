@@ -126,8 +126,8 @@ KERNEL_FIELDS = frozenset(
         *(f"{d}%{m}" for d in ("n", "k", "group") for m in MODULI),
         *SIDES,
         *(f"{s}.{f}" for s in SIDES for f in ARGS_FIELDS),
-        *("device", "arch", "threads"),
+        *("device", "arch", "family", "threads", "rows"),
     }
 )
 #: prefixes under which an environment or a scheme may add facts that kernels test
-OPEN_PREFIXES = ("isa.", "package.", "scheme.")
+OPEN_PREFIXES = ("isa.", "package.", "version.", "scheme.")

@@ -29,7 +29,7 @@ class Backend:
 
 
 #: reference comes last whatever a plugin declares; a backend nobody declared stands between the two
-BACKEND_RANKS = {"cpu": 100, "reference": -1_000_000}
+BACKEND_RANKS = {"marlin": 130, "triton": 120, "torch": 110, "cpu": 100, "reference": -1_000_000}
 DEFAULT_RANK = 50
 
 

@@ -6,6 +6,7 @@ no functions in a predicate, so that it can be intersected, counted, printed and
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,10 +31,17 @@ class Mismatch:
         return "unknown" if self.observed is UNKNOWN else _text(self.observed)
 
     def __str__(self) -> str:
-        return f"{self.field} is {self.shown}, requires {self.required}"
+        return f"{self.field} is {in_words(self.field, self.shown)}, requires {in_words(self.field, self.required)}"
 
     def to_json(self) -> dict[str, Any]:
         return {"field": self.field, "observed": _text(self.observed), "required": str(self.required)}
+
+
+def in_words(field: str, value: Any) -> str:
+    """A value or a domain of a field for people: 306 is 3.6 where it is a version."""
+    if not field.startswith("version."):
+        return str(value)
+    return re.sub(r"\d{3,}", lambda found: f"{int(found[0]) // 100}.{int(found[0]) % 100}", str(value))
 
 
 @dataclass(frozen=True)

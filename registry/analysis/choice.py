@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 DTYPE = "bfloat16"
 DEVICES = ("cpu", "cuda:sm75", "cuda:sm80", "cuda:sm89", "cuda:sm90", "cuda:sm100", "cuda:sm120", "rocm:gfx942")
 #: facts of a task; every other fact is the environment's, or the scheme's own
-_OF_TASKS = KERNEL_FIELDS - {"device", "arch", "threads"}
+_OF_TASKS = KERNEL_FIELDS - {"device", "arch", "family", "threads", "rows"}
 
 
 class Choice:
