@@ -232,9 +232,9 @@ def _described(error: Exception) -> tuple[str, int]:
     if isinstance(error, PlanError) and error.errors:
         code = max(e.exit_code for e in error.errors)
         more = f" (and {len(error.errors) - 1} more; see quantdispatch explain)" if len(error.errors) > 1 else ""
-        return f"{type(error.errors[0]).__name__}: {error.errors[0]}{more}", code
+        return f"{type(error.errors[0]).__name__}: {error.errors[0]}{error.errors[0].mark}{more}", code
     if isinstance(error, QuantDispatchError):
-        return f"{type(error).__name__}: {error}", error.exit_code
+        return f"{type(error).__name__}: {error}{error.mark}", error.exit_code
     message = getattr(error, "format_message", None)
     if message is not None:  # what click and typer raise for bad usage, whichever of their versions is installed
         return f"{message()} (see quantdispatch --help)", 2

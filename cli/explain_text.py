@@ -201,7 +201,7 @@ def footer(plan: Plan) -> Iterator[Line]:
     named = {layer.name for layer in plan.failing}
     for error in plan.errors:
         if error.layer not in named:
-            yield [("error    ", SEVERITY_STYLES["error"]), f"{type(error).__name__}: {error}"]
+            yield [("error    ", SEVERITY_STYLES["error"]), f"{type(error).__name__}: {error}{error.mark}"]
     yield [(_SEPARATOR.join(_all_clear(plan)), "dim")]
 
 

@@ -132,4 +132,4 @@ def error_text(error: QuantDispatchError, layer: str) -> str:
     if error.remedy and text.endswith(f"; {error.remedy}"):
         text = text[: -len(error.remedy) - 2]
     text = text.removeprefix(f"{layer}: ")
-    return f"{type(error).__name__}: {text}"
+    return f"{type(error).__name__}: {text}{error.mark}"

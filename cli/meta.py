@@ -61,7 +61,9 @@ def _build(source: str) -> Any:
         names = [name for name in (config.architectures or []) if hasattr(transformers, name)]
         if not names:
             named = ", ".join(config.architectures or []) or "none"
-            raise ConfigError("transformers has no such architecture", field="architectures", observed=named)
+            raise ConfigError(
+                "transformers has no such architecture", field="architectures", observed=named, code="QD531"
+            )
         with torch.device("meta"):
             return getattr(transformers, names[0])._from_config(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
@@ -70,4 +72,5 @@ def _build(source: str) -> Any:
             f"transformers {transformers.__version__} cannot build this model: {reason}",
             field="model_type",
             remedy="leave --meta out, or install a transformers that knows the model",
+            code="QD531",
         ) from error

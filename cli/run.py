@@ -70,4 +70,5 @@ def require_engine() -> None:
         raise ConfigError(
             f"this command needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
             remedy="pip install 'quantdispatch[transformers]'",
+            code="QD530",
         )

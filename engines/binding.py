@@ -35,6 +35,7 @@ def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: st
         layer=name,
         observed=f"N={spec.n}, K={spec.k}, group {spec.group_size}",
         remedy="leave the backend free, or choose another dtype" if backend else None,
+        code="QD751",
     )
 
 

@@ -51,5 +51,5 @@ class QuantCache(PackedLayer):
             if scale is not None and scale.ndim == 3 and heads is not None and scale.shape[0] not in (1, heads):
                 raise CheckpointError(
                     "the cache has scales for another number of heads than the model", layer=self.layer_name,
-                    field=field, observed=scale.shape[0], required=heads,
+                    field=field, observed=scale.shape[0], required=heads, code="QD670",
                 )  # fmt: skip

@@ -81,7 +81,7 @@ def load_tokenizer(folder: str) -> Any:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{folder} has no tokenizer that transformers can read: {reason[:200]}", field="tokenizer",
-            remedy="copy the tokenizer's files into the checkpoint folder",
+            remedy="copy the tokenizer's files into the checkpoint folder", code="QD532",
         ) from error  # fmt: skip
 
 
@@ -97,7 +97,7 @@ def encode(tokenizer: Any, prompt: str) -> torch.Tensor:
         except Exception as error:  # the template is a program of the checkpoint's own: it may fail in any way
             raise ConfigError(
                 f"the checkpoint's chat template fails: {type(error).__name__}: {error}", field="chat_template",
-                remedy="correct or remove chat_template.jinja",
+                remedy="correct or remove chat_template.jinja", code="QD532",
             ) from error  # fmt: skip
         ids: torch.Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]
     else:

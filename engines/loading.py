@@ -62,7 +62,11 @@ def torch_device(device: str | torch.device) -> torch.device:
         return torch.device(device)
     except RuntimeError as error:
         raise ConfigError(
-            f"torch has no device {device!r}: {error}", field="device", observed=device, required="cpu, cuda or cuda:N"
+            f"torch has no device {device!r}: {error}",
+            field="device",
+            observed=device,
+            required="cpu, cuda or cuda:N",
+            code="QD521",
         ) from None
 
 
@@ -70,7 +74,7 @@ def require_tensors(resolved: Plan, folder: str) -> None:
     """Raises ``UnreadableCheckpointError`` for a plan made of a config alone, which can be explained but not run."""
     if resolved.checkpoint is None or not resolved.checkpoint.tensors:
         raise UnreadableCheckpointError(
-            f"there are no weights in {folder}", remedy="give the checkpoint's folder, with its weights"
+            f"there are no weights in {folder}", remedy="give the checkpoint's folder, with its weights", code="QD602"
         )
 
 
@@ -80,6 +84,7 @@ def _require_known_files(folder: str) -> None:
         raise UnreadableCheckpointError(
             f"{folder} has safetensors files, but neither {SINGLE} nor {INDEX}, by which transformers finds them",
             remedy=f"rename a single file to {SINGLE}, or download or write the index of several",
+            code="QD603",
         )
 
 
@@ -99,6 +104,7 @@ def local_folder(path: str | os.PathLike[str]) -> str:
         raise UnreadableCheckpointError(
             f"{source} is no folder, and cannot be had from the hub: {reason[:200]}",
             remedy="check the name, the connection and the access rights",
+            code="QD609",
         ) from error
 
 
@@ -109,6 +115,7 @@ def _require_transformers() -> None:
         raise ConfigError(
             "loading a model needs transformers, which is not installed",
             remedy="pip install 'quantdispatch[transformers]'",
+            code="QD530",
         ) from error
 
 
@@ -147,6 +154,7 @@ def _architecture(folder: str) -> tuple[Any, Any]:
             f"transformers {transformers.__version__} cannot read the model's config: {error}",
             field="model_type" if unknown else None,
             remedy="install a version of transformers that knows this model" if unknown else "correct config.json",
+            code="QD531",
         ) from error
     names = getattr(config, "architectures", None) or []
     for name in names:
@@ -154,7 +162,7 @@ def _architecture(folder: str) -> tuple[Any, Any]:
             return config, getattr(transformers, name)
     raise ConfigError(
         f"transformers {transformers.__version__} has no such architecture", field="architectures",
-        observed=", ".join(names) or "none", remedy="install a version of transformers that has it",
+        observed=", ".join(names) or "none", remedy="install a version of transformers that has it", code="QD531",
     )  # fmt: skip
 
 
@@ -175,18 +183,18 @@ def _check_report(report: Mapping[str, Any], architecture: str) -> None:
     if missing:
         raise CheckpointError(
             f"{_listed(missing)} not in the checkpoint, and {architecture} needs {_them(missing)}", field=missing[0],
-            remedy="the checkpoint is incomplete, or of another architecture",
+            remedy="the checkpoint is incomplete, or of another architecture", code="QD654",
         )  # fmt: skip
     unexpected = sorted(report["unexpected_keys"])
     if unexpected:
         raise CheckpointError(
             f"{_listed(unexpected)} in the checkpoint, and {architecture} has no use for {_them(unexpected)}",
             field=unexpected[0],
-            remedy="the checkpoint is of another architecture, or has stray tensors",
+            remedy="the checkpoint is of another architecture, or has stray tensors", code="QD653",
         )  # fmt: skip
     errors = [str(message) for message in (*report.get("error_msgs", ()), *report["mismatched_keys"])]
     if errors:
-        raise CheckpointError(f"transformers could not load the unquantized tensors: {errors[0]}")
+        raise CheckpointError(f"transformers could not load the unquantized tensors: {errors[0]}", code="QD677")
 
 
 def _listed(names: list[str]) -> str:

@@ -89,7 +89,7 @@ class PackedLayer(nn.Module):
             raise CheckpointError(
                 "the stored tensors have a bias and the layer has none" if operands.bias is not None
                 else "the layer has a bias and the stored tensors have none",
-                layer=self.layer_name, field="bias",
+                layer=self.layer_name, field="bias", code="QD671",
             )  # fmt: skip
         self.layer_shape = shape
         self._pack(operands, self.spec, target)
@@ -106,6 +106,7 @@ class PackedLayer(nn.Module):
                 layer=self.layer_name,
                 observed=f"[{shape.n}, {shape.k}]",
                 required=f"[{ours.n}, {ours.k}]",
+                code="QD670",
             )
 
     def stored_tensors(self) -> dict[str, torch.Tensor]:

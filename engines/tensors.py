@@ -46,6 +46,7 @@ def read_tensor(entry: TensorInfo) -> torch.Tensor:
             field=entry.name,
             observed=entry.dtype,
             required=sorted(DTYPES),
+            code="QD611",
         )
     flat = _read_into(entry) if isinstance(entry, TensorEntry) and entry.local else _from_bytes(entry)
     return flat.view(dtype).reshape(entry.shape)
@@ -65,7 +66,7 @@ def _read_into(entry: TensorEntry) -> torch.Tensor:
     if done < entry.nbytes:
         raise UnreadableCheckpointError(
             f"{entry.file} ends inside tensor {entry.name}", field=entry.name, observed=f"{done} bytes",
-            required=f"{entry.nbytes} bytes", remedy="download or write the file again",
+            required=f"{entry.nbytes} bytes", remedy="download or write the file again", code="QD607",
         )  # fmt: skip
     return flat
 
@@ -75,7 +76,7 @@ def _from_bytes(entry: TensorInfo) -> torch.Tensor:
     if raw is None:
         raise UnreadableCheckpointError(
             f"tensor {entry.name} is known by its header only", field=entry.name,
-            remedy="download the checkpoint and give its folder",
+            remedy="download the checkpoint and give its folder", code="QD610",
         )  # fmt: skip
     # torch.frombuffer refuses an empty buffer, and warns over one that may not be written to
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else torch.empty(0, dtype=torch.uint8)

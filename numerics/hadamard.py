@@ -31,7 +31,7 @@ def sylvester(size: int, dtype: torch.dtype = torch.float32, device: torch.devic
     if size < 1 or size & (size - 1):
         raise ConfigError(
             f"no Hadamard matrix of size {size} can be made", field="size", observed=size, required="a power of two",
-            remedy="a checkpoint with another size has to store its matrix",
+            remedy="a checkpoint with another size has to store its matrix", code="QD514",
         )  # fmt: skip
     matrix = torch.ones(1, 1, dtype=dtype, device=device)
     while matrix.shape[0] < size:

@@ -17,6 +17,10 @@ def allowances(asked: str | Iterable[str]) -> frozenset[str]:
     for name in names:
         if name not in ALLOWANCES:
             raise ConfigError(
-                "no such thing can be allowed", field="allow", observed=name, required=", ".join(ALLOWANCES)
+                "no such thing can be allowed",
+                field="allow",
+                observed=name,
+                required=", ".join(ALLOWANCES),
+                code="QD525",
             )
     return frozenset(names)

@@ -55,7 +55,9 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
         found = _open_files(path, names, config)
     if not found.tensors:
         raise UnreadableCheckpointError(
-            f"{path} has safetensors files without a single tensor", remedy="download or write the weights again"
+            f"{path} has safetensors files without a single tensor",
+            remedy="download or write the weights again",
+            code="QD602",
         )
     return found
 
@@ -136,6 +138,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
         raise ConfigError(
             f"there is no {path.name} in {path.parent}",
             remedy="give a checkpoint folder that has one, or the file itself",
+            code="QD501",
         )
     return parse_json_file(path)
 
@@ -145,7 +148,9 @@ def parse_json(text: bytes, name: str) -> Any:
         return json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
         where = f": {error}" if isinstance(error, json.JSONDecodeError) else ""
-        raise ConfigError(f"{name} is not JSON{where}", remedy="download or write the file again") from None
+        raise ConfigError(
+            f"{name} is not JSON{where}", remedy="download or write the file again", code="QD502"
+        ) from None
 
 
 def parse_index(index: Any, file: str) -> dict[str, str]:
@@ -154,7 +159,7 @@ def parse_index(index: Any, file: str) -> dict[str, str]:
     if not isinstance(weight_map, dict) or not weight_map:
         raise UnreadableCheckpointError(
             f"{file} has no weight_map", field="weight_map", required="an object of tensor names and shard files",
-            remedy="write the index again",
+            remedy="write the index again", code="QD603",
         )  # fmt: skip
     try:
         shards = set(weight_map.values())
@@ -166,6 +171,7 @@ def parse_index(index: Any, file: str) -> dict[str, str]:
         raise UnreadableCheckpointError(
             f"{file} places tensor {tensor} in something that is not a safetensors file of the folder",
             field=f"weight_map.{tensor}", observed=shard, required="NAME.safetensors", remedy="write the index again",
+            code="QD603",
         )  # fmt: skip
     return weight_map
 
@@ -204,6 +210,7 @@ def _duplicate(headers: Sequence[Header]) -> UnreadableCheckpointError:
     return UnreadableCheckpointError(
         f"{_listed(names)} stored in two files, {files[0]} and {files[1]}", field=names[0],
         remedy="remove the file that does not belong to the checkpoint, or add an index that lists its shards",
+        code="QD605",
     )  # fmt: skip
 
 
@@ -221,14 +228,14 @@ def _compare_index(
             if name in weight_map:
                 raise UnreadableCheckpointError(
                     f"{INDEX} in {path} places tensor {name} in another shard than it is in", field=name,
-                    observed=weight_map[name], required=shard, remedy="write the index again",
+                    observed=weight_map[name], required=shard, remedy="write the index again", code="QD603",
                 )  # fmt: skip
         extra += odd
     if len(tensors) - len(extra) < len(weight_map):
         absent = [name for name in weight_map if name not in tensors]
         raise UnreadableCheckpointError(
             f"{INDEX} in {path} lists {_listed(absent)} that {weight_map[absent[0]]} does not hold", field=absent[0],
-            remedy="download the shard again, or write the index again",
+            remedy="download the shard again, or write the index again", code="QD603",
         )  # fmt: skip
     # They are read all the same: a tensor that is there must have an owner, whatever the index forgot.
     return (f"{INDEX} does not list {_listed(extra)} found in its shards",) if extra else ()
@@ -238,7 +245,7 @@ def missing_shard(path: str, shard: str, weight_map: Mapping[str, str]) -> Unrea
     count = sum(1 for file in weight_map.values() if file == shard)
     return UnreadableCheckpointError(
         f"{INDEX} in {path} names a shard that is not there: {shard} ({count} tensors)", field="weight_map",
-        remedy="download the missing shard",
+        remedy="download the missing shard", code="QD604",
     )  # fmt: skip
 
 
@@ -248,9 +255,10 @@ def no_weights(path: str, names: Sequence[str]) -> UnreadableCheckpointError:
         return UnreadableCheckpointError(
             f"{path} has no safetensors files, only {_listed(pickled, 'file')}",
             remedy="convert the weights to safetensors: other formats are not read",
+            code="QD602",
         )
     return UnreadableCheckpointError(
-        f"{path} has no safetensors files", remedy="download the weights, or plan its config.json alone"
+        f"{path} has no safetensors files", remedy="download the weights, or plan its config.json alone", code="QD602"
     )
 
 

@@ -138,6 +138,7 @@ def _read_method(block: Mapping[str, Any], path: str, notes: Notes) -> str:
         observed=show(method),
         required=f"'{METHOD}'",
         remedy=f"install a plugin that translates {show(method)} configs{install}, or quantize the model with {METHOD}",
+        code="QD504",
     )
 
 

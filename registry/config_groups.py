@@ -84,6 +84,7 @@ def _read_preset(name: str, raw: Any, path: str, notes: Notes) -> ConfigGroup:
             field=path,
             observed=show(name),
             required=f"one of {', '.join(near)}" if near else f"a preset, e.g. {', '.join(list(PRESETS)[1:6])}",
+            code="QD506",
         )
     if not targets:
         notes.problem("no-targets", path, "a preset without targets quantizes nothing")

@@ -33,17 +33,21 @@ def parse_json_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     name = Path(path).name
     text = _read_text(path, name)
     if not text.strip():
-        raise ConfigError(f"{name} is empty", required="a JSON object")
+        raise ConfigError(f"{name} is empty", required="a JSON object", code="QD502")
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise ConfigError(
+            f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}", code="QD502"
+        ) from None
     except RecursionError:
-        raise ConfigError(f"{name} is nested too deeply") from None
+        raise ConfigError(f"{name} is nested too deeply", code="QD502") from None
     except ValueError as error:  # an integer with thousands of digits
-        raise ConfigError(f"{name} holds a number that cannot be read: {error}") from None
+        raise ConfigError(f"{name} holds a number that cannot be read: {error}", code="QD502") from None
     if not isinstance(value, dict):
-        raise ConfigError(f"{name} holds no JSON object", observed=type(value).__name__, required="an object")
+        raise ConfigError(
+            f"{name} holds no JSON object", observed=type(value).__name__, required="an object", code="QD502"
+        )
     return value
 
 
@@ -52,17 +56,21 @@ def _read_text(path: str | os.PathLike[str], name: str) -> str:
         info = os.stat(path)
         # A pipe or a device would block, or never end.
         if not stat.S_ISREG(info.st_mode):
-            raise ConfigError(f"{name} is not a regular file", required="a JSON file")
+            raise ConfigError(f"{name} is not a regular file", required="a JSON file", code="QD502")
         if info.st_size > MAX_BYTES:
-            raise ConfigError(f"{name} is too long", observed=f"{info.st_size} bytes", required=f"at most {MAX_BYTES}")
+            raise ConfigError(
+                f"{name} is too long", observed=f"{info.st_size} bytes", required=f"at most {MAX_BYTES}", code="QD502"
+            )
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{name} cannot be read: {reason}") from None
+        raise ConfigError(f"{name} cannot be read: {reason}", code="QD502") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}") from None
+        raise ConfigError(
+            f"{name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}", code="QD502"
+        ) from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

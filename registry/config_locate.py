@@ -88,4 +88,5 @@ def no_config_error() -> ConfigError:
         "no quantization_config: the checkpoint does not say that it is quantized",
         field="quantization_config",
         remedy="load it as an ordinary model, or pass the config.json of the quantized checkpoint",
+        code="QD503",
     )

@@ -97,6 +97,7 @@ def wrong(
         observed=show(observed),
         required=required,
         remedy=remedy,
+        code="QD505",
     )
 
 

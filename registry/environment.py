@@ -63,14 +63,14 @@ class Environment:
         if not isinstance(overrides, Mapping | None):
             raise ConfigError(
                 "environment maps facts to values", field="environment", observed=overrides,
-                required="a dict such as {'triton': '3.9.0'}",
+                required="a dict such as {'triton': '3.9.0'}", code="QD523",
             )  # fmt: skip
         for name, value in (overrides or {}).items():
             fact = _override_name(name, facts)
             if not isinstance(value, str | int | float | None):
                 raise ConfigError(
                     f"environment fact {name!r} has no such value", field="environment", observed=value,
-                    required="a version or another string, a number, true, false or None",
+                    required="a version or another string, a number, true, false or None", code="QD523",
                 )  # fmt: skip
             missing = value is None or (value is False and fact.startswith("package."))
             facts[fact] = ABSENT if missing else value
@@ -109,6 +109,7 @@ def parse_device(device: str) -> tuple[str, str]:
             observed=device,
             required="cpu, cuda, cuda:sm90, rocm, rocm:gfx942",
             remedy="name the architecture to ask about a device that is not here",
+            code="QD521",
         )
     if kind == "cpu":
         return kind, platform.machine().lower() or "unknown"
@@ -116,7 +117,11 @@ def parse_device(device: str) -> tuple[str, str]:
     if arch is None:
         example = "cuda:sm90" if kind == "cuda" else "rocm:gfx942"
         raise ConfigError(
-            f"no {kind} device is present", field="device", observed=device, remedy=f"ask about one by name: {example}"
+            f"no {kind} device is present",
+            field="device",
+            observed=device,
+            remedy=f"ask about one by name: {example}",
+            code="QD522",
         )
     return kind, arch
 
@@ -127,7 +132,9 @@ def _override_name(name: str, facts: Mapping[str, Any]) -> str:
             return full
     if isinstance(name, str) and name.startswith(("isa.", "package.")):
         return name
-    raise ConfigError(f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)))
+    raise ConfigError(
+        f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)), code="QD523"
+    )
 
 
 def _number(version: Any) -> Any:

@@ -3,6 +3,8 @@
 Every error is one line of text and carries the same facts as attributes, so that a caller can act on them and the
 command line can print them without a traceback. ``exit_code`` is what the command line returns: 1 when the input was
 understood but something in it does not resolve or contradicts itself, 2 when it could not be understood at all.
+``code`` says which kind of error it is (``"QD504"``) and stays when the wording changes; :mod:`.error_codes` has the
+meaning, the cause and the remedy of each.
 """
 
 from __future__ import annotations
@@ -18,10 +20,12 @@ class QuantDispatchError(Exception):
 
     Attributes: ``message`` (what is wrong), ``layer`` (module name in the checkpoint), ``field`` (key path or tensor),
     ``observed`` and ``required`` (values), ``remedy`` (what would help). Each but ``message`` may be ``None``.
+    ``code``: the kind of error, of the catalogue; where the place that raises it says none, the class's.
     ``engines``: engine to what it would run in place of raising this, in a sentence; empty where none would.
     """
 
     exit_code = 1
+    code: str = "QD900"
     engines: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
@@ -33,6 +37,7 @@ class QuantDispatchError(Exception):
         observed: Any = None,
         required: Any = None,
         remedy: str | None = None,
+        code: str | None = None,
     ) -> None:
         self.message = message
         self.layer = layer
@@ -40,6 +45,8 @@ class QuantDispatchError(Exception):
         self.observed = observed
         self.required = required
         self.remedy = remedy
+        if code is not None:
+            self.code = code
         super().__init__(message)
 
     def __str__(self) -> str:
@@ -59,9 +66,15 @@ class QuantDispatchError(Exception):
     def __reduce__(self) -> tuple[Any, ...]:
         return (_rebuild, (type(self), dict(self.__dict__), self.args))
 
+    @property
+    def mark(self) -> str:
+        """``" [QD504]"``, to stand behind the line, where the place that raised it gave a code; else nothing."""
+        return f" [{self.code}]" if "code" in self.__dict__ else ""
+
     def to_json(self) -> dict[str, Any]:
-        """``{"type", "message", "nearest"}`` as ``explain --json`` prints it; ``"engines"`` where some run it."""
+        """``{"code", "type", "message", "nearest"}`` as ``explain --json`` prints it; ``"engines"`` where some run."""
         return {
+            "code": self.code,
             "type": type(self).__name__,
             "message": str(self),
             "nearest": [str(n) for n in getattr(self, "nearest", ())],
@@ -98,20 +111,26 @@ class ConfigError(QuantDispatchError):
     ``config_groups.group_0.weights.num_bits``."""
 
     exit_code = 2
+    code = "QD500"
 
 
 class CheckpointError(QuantDispatchError):
     """Stored tensors contradict the configuration: missing, left over, wrong shape or dtype, unusable values."""
+
+    code = "QD650"
 
 
 class UnreadableCheckpointError(CheckpointError):
     """A file of the checkpoint is absent, truncated or not a safetensors file."""
 
     exit_code = 2
+    code = "QD600"
 
 
 class NoSchemeFound(QuantDispatchError):
     """No rule accepts a layer's quant args. ``nearest`` holds the closest rules with the fields that kept each out."""
+
+    code = "QD700"
 
     def __init__(self, message: str, *, nearest: Iterable[Any] = (), **facts: Any) -> None:
         super().__init__(message, **facts)
@@ -121,6 +140,8 @@ class NoSchemeFound(QuantDispatchError):
 class NoKernelFound(QuantDispatchError):
     """A scheme matched but no kernel is admissible. ``nearest`` holds each kernel's reason."""
 
+    code = "QD750"
+
     def __init__(self, message: str, *, nearest: Iterable[Any] = (), **facts: Any) -> None:
         super().__init__(message, **facts)
         self.nearest = tuple(nearest)
@@ -129,9 +150,13 @@ class NoKernelFound(QuantDispatchError):
 class PluginError(QuantDispatchError):
     """A plugin cannot be imported, registers something invalid, or conflicts with another."""
 
+    code = "QD910"
+
 
 class PlanError(QuantDispatchError):
     """One or more layers of a checkpoint do not resolve. ``errors`` holds every failure."""
+
+    code = "QD950"
 
     def __init__(self, message: str, *, errors: Iterable[QuantDispatchError] = (), **facts: Any) -> None:
         super().__init__(message, **facts)

@@ -174,13 +174,15 @@ def _check_end(header: Header, size: int | None) -> None:
         last = next(entry for entry in header if entry.end > size)
         raise _broken(
             header.file, f"is truncated: the data of tensor {last.name} ends beyond the file", f"{size} bytes",
-            f"{position} bytes", last.name,
+            f"{position} bytes", last.name, "QD607",
         )  # fmt: skip
     if size is not None and position < size:
         raise _broken(header.file, "has bytes that belong to no tensor", f"{size} bytes", f"{position} bytes")
 
 
-def _broken(file: str, what: str, observed: Any, required: Any, tensor: str | None = None) -> UnreadableCheckpointError:
+def _broken(
+    file: str, what: str, observed: Any, required: Any, tensor: str | None = None, code: str = "QD606"
+) -> UnreadableCheckpointError:
     return UnreadableCheckpointError(
-        f"{file} {what}", field=tensor, observed=observed, required=required, remedy=DOWNLOAD_AGAIN
+        f"{file} {what}", field=tensor, observed=observed, required=required, remedy=DOWNLOAD_AGAIN, code=code
     )

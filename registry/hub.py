@@ -111,7 +111,7 @@ def _remote_header(url: str) -> Header:
     if len(text) < length:
         raise UnreadableCheckpointError(
             f"{url} ends inside its header", observed=f"{len(text)} bytes", required=f"{length} bytes",
-            remedy="try again, or download the files",
+            remedy="try again, or download the files", code="QD609",
         )  # fmt: skip
     return parse_header(text, size, url, local=False)
 
@@ -167,7 +167,7 @@ def _failures(source: str) -> Iterator[None]:
         _offline(source, error)
     except hub.EntryNotFoundError:
         raise ConfigError(
-            f"{source} has no {CONFIG} on the hub", remedy="name a model whose config.json is there"
+            f"{source} has no {CONFIG} on the hub", remedy="name a model whose config.json is there", code="QD501"
         ) from None
     except hub.HFValidationError as error:
         _fail(f"{source} is not a valid hub id: {error}", "give owner/name, a folder or a config.json")
@@ -212,4 +212,4 @@ def _hub_utils() -> Any:
 
 
 def _fail(message: str, remedy: str) -> NoReturn:
-    raise UnreadableCheckpointError(message, remedy=remedy) from None
+    raise UnreadableCheckpointError(message, remedy=remedy, code="QD609") from None

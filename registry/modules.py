@@ -157,7 +157,7 @@ def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]
     """``modules=`` as modules without tensors. Raises ``ConfigError`` for what is not a name and class names."""
     if not isinstance(given, Mapping):
         raise ConfigError(
-            "modules maps module names to class names", field="modules", observed=given, required="a dict"
+            "modules maps module names to class names", field="modules", observed=given, required="a dict", code="QD524"
         )
     modules = {}
     for name, value in given.items():
@@ -166,6 +166,7 @@ def given_modules(given: Mapping[str, str | Sequence[str]]) -> dict[str, Module]
             raise ConfigError(
                 "modules maps module names to class names", field="modules", observed={name: value},
                 required="{'model.layers.0.mlp.down_proj': 'Linear'} or a tuple of class names, most derived first",
+                code="QD524",
             )  # fmt: skip
         kind = kind_of_classes(name, classes)
         if kind is None and isinstance(value, str):

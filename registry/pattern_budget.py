@@ -60,6 +60,7 @@ def out_of_time(text: str, name: str | None, field: str | None, limit: str) -> C
         field=field,
         required=limit,
         remedy="write it without nested repetition, look-around and back-references; google-re2 helps where missing",
+        code="QD512",
     )
 
 

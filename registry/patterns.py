@@ -81,6 +81,7 @@ class Pattern:
                 field=self.field,
                 observed=f"{len(text)} characters",
                 required=f"at most {MAX_REGEX_LENGTH}",
+                code="QD511",
             )
         if (size := program_size(text)) > MAX_REGEX_SIZE:
             raise ConfigError(
@@ -88,6 +89,7 @@ class Pattern:
                 field=self.field,
                 observed=f"about {size} steps when written out",
                 required=f"at most {MAX_REGEX_SIZE}",
+                code="QD511",
             )
         if not text.isascii() or "\\" in text:
             wide = len(_WIDE_RANGE.findall(text))
@@ -97,6 +99,7 @@ class Pattern:
                     field=self.field,
                     observed=wide,
                     required=f"at most {MAX_WIDE_RANGES}",
+                    code="QD511",
                 )
 
     def match(self, name: str) -> bool:
@@ -170,7 +173,10 @@ class Pattern:
 
     def _invalid(self, why: str) -> ConfigError:
         return ConfigError(
-            f"invalid regular expression {clip(self.text)!r}: {why}", field=self.field, remedy="correct the pattern"
+            f"invalid regular expression {clip(self.text)!r}: {why}",
+            field=self.field,
+            remedy="correct the pattern",
+            code="QD510",
         )
 
 

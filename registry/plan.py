@@ -305,7 +305,9 @@ def _headline(result: Plan) -> str:
 def _dtype_name(dtype: Any) -> str:
     name = str(dtype).removeprefix("torch.")
     if name not in DTYPES:
-        raise ConfigError("unknown dtype of activations", field="dtype", observed=name, required=" | ".join(DTYPES))
+        raise ConfigError(
+            "unknown dtype of activations", field="dtype", observed=name, required=" | ".join(DTYPES), code="QD526"
+        )
     return name
 
 

@@ -89,6 +89,7 @@ def collect(source: Source) -> Collected:
                 f"plugin {source.name} of {source.distribution} {source.version}: {reason}",
                 field=source.name,
                 remedy=f"fix it, or uninstall {source.distribution}",
+                code=error.code if isinstance(error, PluginError) else "QD911",
             ) from error
         warnings.warn(
             f"quantdispatch plugin {source.name} ({source.distribution} {source.version}) is left out: {reason}",
@@ -107,6 +108,7 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
             observed=api,
             required=hookspecs.API_VERSION,
             remedy="install a matching release of either",
+            code="QD913",
         )
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
@@ -147,7 +149,7 @@ def blamed(rule: Rule, layer: str | None = None) -> Iterator[None]:
             raise
         raise PluginError(
             f"the scheme {rule.scheme} of rule {rule.name} fails: {type(error).__name__}: {error}", layer=layer,
-            remedy=f"report it to the authors of {rule.distribution}",
+            remedy=f"report it to the authors of {rule.distribution}", code="QD915",
         ) from error  # fmt: skip
 
 
@@ -155,11 +157,13 @@ def _items(results: list[Iterable[T]], kind: type[T], what: str) -> list[T]:
     items = [item for result in results if result is not None for item in result]
     for item in items:
         if not isinstance(item, kind):
-            raise PluginError(f"registers {item!r} as a {what}", observed=type(item).__name__, required=kind.__name__)
+            raise PluginError(
+                f"registers {item!r} as a {what}", observed=type(item).__name__, required=kind.__name__, code="QD912"
+            )
     return items
 
 
 def _check_names(names: list[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise PluginError(f"registers the {what} {', '.join(twice)} twice")
+        raise PluginError(f"registers the {what} {', '.join(twice)} twice", code="QD912")

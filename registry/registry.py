@@ -68,6 +68,7 @@ class Registry:
                     f"rule {rule.name} of {rule.distribution} names {rule.scheme}, which is {reason}",
                     field="scheme",
                     observed=type(scheme).__name__,
+                    code="QD912",
                 )
             self._schemes[rule.scheme] = scheme
         return self._schemes[rule.scheme]
@@ -90,7 +91,11 @@ class Registry:
         known = sorted({k.backend for k in self.kernels})
         if backend is not None and backend not in known:
             raise PluginError(
-                f"unknown backend {backend!r}", field="backend", observed=backend, required=" | ".join(known)
+                f"unknown backend {backend!r}",
+                field="backend",
+                observed=backend,
+                required=" | ".join(known),
+                code="QD916",
             )
 
     @cached_property
@@ -114,6 +119,7 @@ class Registry:
                 raise PluginError(
                     f"{plugin.status.distribution} fails to translate the config: {type(error).__name__}: {error}",
                     field="quantization_config", remedy=f"report it to the authors of {plugin.status.distribution}",
+                    code="QD915",
                 ) from error  # fmt: skip
             if rewritten is not None:
                 return rewritten, plugin.status.distribution

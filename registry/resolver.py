@@ -233,7 +233,11 @@ class Resolver:
     def _no_scheme(self, facts: LayerFacts, name: str, decision: Decision) -> NoSchemeFound:
         nearest = self._task.registry.nearest(facts)
         return NoSchemeFound(
-            f"no rule accepts {describe(facts)}", layer=name, nearest=nearest, remedy=_change(facts, nearest)
+            f"no rule accepts {describe(facts)}",
+            layer=name,
+            nearest=nearest,
+            remedy=_change(facts, nearest),
+            code="QD701",
         )
 
 
@@ -289,5 +293,9 @@ def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     else:
         remedy = "install a package that has one, or choose another device"
     return NoKernelFound(
-        f"no kernel computes {result.scheme} on {where}: {reasons}", layer=result.name, nearest=trace, remedy=remedy
+        f"no kernel computes {result.scheme} on {where}: {reasons}",
+        layer=result.name,
+        nearest=trace,
+        remedy=remedy,
+        code="QD751",
     )

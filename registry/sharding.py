@@ -28,7 +28,11 @@ def check_degree(degree: Any) -> int:
     """Raises ``ConfigError`` for what is not a number of ranks."""
     if type(degree) is not int or degree < 1:
         raise ConfigError(
-            "tensor_parallel is a number of ranks", field="tensor_parallel", observed=degree, required="1 or more"
+            "tensor_parallel is a number of ranks",
+            field="tensor_parallel",
+            observed=degree,
+            required="1 or more",
+            code="QD527",
         )
     return degree
 
@@ -53,7 +57,7 @@ def shard(name: str, scheme: Scheme, shape: LayerShape, degree: int) -> LayerSha
         raise CheckpointError(
             f"cannot be split over {degree} ranks along its {'inputs' if way == 'in' else 'outputs'}: {obstacle}",
             layer=name, field="tensor_parallel", observed=degree, required=f"at most {best} that fits",
-            remedy=f"the largest tensor_parallel that fits this layer is {best}",
+            remedy=f"the largest tensor_parallel that fits this layer is {best}", code="QD659",
         )  # fmt: skip
     n, k = (shape.n, shape.k // degree) if way == "in" else (shape.n // degree, shape.k)
     return LayerShape(n=n, k=k, packing=shape.packing)

@@ -39,7 +39,7 @@ def open_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     if not isinstance(source, (str, os.PathLike)) or not os.fspath(source):
         raise ConfigError(
             "no source to plan", field="source", observed=source,
-            required="a checkpoint folder, a config.json, a hub id or a dict",
+            required="a checkpoint folder, a config.json, a hub id or a dict", code="QD520",
         )  # fmt: skip
     text = os.fspath(source)
     path = Path(text)
@@ -48,7 +48,7 @@ def open_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     except FileNotFoundError:
         return _from_hub(text)
     except ValueError:  # a NUL character
-        raise UnreadableCheckpointError(f"{text!r} is not a path") from None
+        raise UnreadableCheckpointError(f"{text!r} is not a path", code="QD601") from None
     except OSError as error:
         raise unreadable(text, error) from None
     if not folder:
@@ -64,6 +64,7 @@ def _from_hub(text: str) -> Source:
         raise UnreadableCheckpointError(
             f"there is no file or folder {text}",
             remedy="give a checkpoint folder, a config.json or a hub id (owner/name)",
+            code="QD601",
         )
     checkpoint = open_hub(text)
     return Source(text, checkpoint.config, checkpoint if checkpoint.tensors else None)

@@ -232,7 +232,7 @@ def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableCheckp
     """An operating system's refusal as an error of ours."""
     reason = error.strerror or type(error).__name__
     return UnreadableCheckpointError(
-        f"cannot read {os.fspath(path)}: {reason}", remedy="check the path and its permissions"
+        f"cannot read {os.fspath(path)}: {reason}", remedy="check the path and its permissions", code="QD608"
     )
 
 
@@ -240,5 +240,5 @@ def cut_off(file: str, name: str, found: int, nbytes: int) -> UnreadableCheckpoi
     """The file has become shorter than its header says."""
     return UnreadableCheckpointError(
         f"{file} ends inside tensor {name}", field=name, observed=f"{found} bytes", required=f"{nbytes} bytes",
-        remedy=DOWNLOAD_AGAIN,
+        remedy=DOWNLOAD_AGAIN, code="QD607",
     )  # fmt: skip

@@ -78,7 +78,9 @@ class RuleTable:
             raise PluginError(problem)
         for overlap in overlaps(rules):
             raise PluginError(
-                f"undeclared overlap: {overlap}", remedy=f"let one of them say overrides=({overlap.first.name!r},)"
+                f"undeclared overlap: {overlap}",
+                remedy=f"let one of them say overrides=({overlap.first.name!r},)",
+                code="QD914",
             )
         return cls(rules)
 
@@ -150,7 +152,7 @@ class RuleTable:
         winners = [name for name in sorted(matching) if not self._beaten_by[name] & matching]
         if len(winners) > 1:
             # the analysis gave up on these (it has a limit): the decision must not hang on luck
-            raise PluginError(f"rules {', '.join(winners)} all match and none overrides the others")
+            raise PluginError(f"rules {', '.join(winners)} all match and none overrides the others", code="QD914")
         return winners
 
     def _decide(self, facts: LayerFacts) -> Decision:

@@ -94,7 +94,9 @@ class TargetIndex:
             if entry.startswith(_PREFIX):
                 origin.setdefault(entry, "ignore")
         if entries + len(ignore) > MAX_ENTRIES:
-            raise ConfigError("too many targets", observed=entries + len(ignore), required=f"at most {MAX_ENTRIES}")
+            raise ConfigError(
+                "too many targets", observed=entries + len(ignore), required=f"at most {MAX_ENTRIES}", code="QD509"
+            )
         self._regexes = tuple(origin)
         self._scanner = PatternSet(_compile(origin, self._budget), self._budget) if origin else None
         # compressed-tensors sorts by whether "re:" stands anywhere in the entry, then by text.
@@ -315,10 +317,14 @@ _UNLISTED = frozenset({"Module", "Linear", "object"})  # classes that a module m
 
 def _strings(entries: Iterable[str], field: str) -> Iterable[str]:
     if isinstance(entries, str):
-        raise ConfigError("a list of names is needed", field=field, observed=entries, required="a list of strings")
+        raise ConfigError(
+            "a list of names is needed", field=field, observed=entries, required="a list of strings", code="QD508"
+        )
     for entry in entries:
         if not isinstance(entry, str):
-            raise ConfigError("an entry is not a string", field=field, observed=entry, required="a string")
+            raise ConfigError(
+                "an entry is not a string", field=field, observed=entry, required="a string", code="QD508"
+            )
         yield entry
 
 
@@ -330,6 +336,7 @@ def _compile(origin: dict[str, str], budget: PatternBudget) -> list[Pattern]:
             field=next(iter(origin.values())),
             observed=f"{len(origin)} regular expressions of {total} characters",
             required=f"at most {MAX_REGEXES} of {MAX_REGEX_TOTAL} characters together",
+            code="QD509",
         )
     return [Pattern(entry.removeprefix(_PREFIX), budget, field) for entry, field in origin.items()]
 

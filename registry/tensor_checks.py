@@ -28,6 +28,7 @@ def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) ->
             observed=", ".join(sorted(tensors)) or "no tensor of this layer",
             required=", ".join(sorted(required)),
             remedy="either the config names another scheme than the file was written with, or a shard is missing",
+            code="QD654",
         )
     shape = scheme.shape(name, tensors)
     if shape is None:  # no matrix: what there is to compare, the scheme has compared
@@ -37,7 +38,7 @@ def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) ->
             check_tensor(name, stored, tensors[stored.name])
         elif stored.required:
             raise CheckpointError(
-                f"{stored.name} is missing", layer=name, field=stored.name, required=describe(stored)
+                f"{stored.name} is missing", layer=name, field=stored.name, required=describe(stored), code="QD654"
             )  # fmt: skip
     if "bias" in tensors:
         check_tensor(name, StoredTensor("bias", ((shape.n,),), BIAS_DTYPES, ("out",)), tensors["bias"])
@@ -53,6 +54,7 @@ def check_tensor(name: str, stored: StoredTensor, info: TensorInfo) -> None:
             field=stored.name,
             observed=info.dtype,
             required=" or ".join(sorted(stored.dtypes)),
+            code="QD655",
         )
     if tuple(info.shape) not in stored.shapes:
         raise CheckpointError(
@@ -61,6 +63,7 @@ def check_tensor(name: str, stored: StoredTensor, info: TensorInfo) -> None:
             field=stored.name,
             observed=list(info.shape),
             required=" or ".join(str(list(shape)) for shape in stored.shapes),
+            code="QD656",
         )
 
 

@@ -110,12 +110,12 @@ class Transformed:
                 raise NoKernelFound(
                     f"unknown type of transform {transform.type!r}", layer=name,
                     field=f"{FIELD}.config_groups.{transform.group}.type", observed=transform.type,
-                    required=" | ".join(_TYPES),
+                    required=" | ".join(_TYPES), code="QD753",
                 )  # fmt: skip
             if transform.type == "random-matrix" and len(set(transform.inverses)) > 1:
                 raise NoKernelFound(
                     f"{transform.label} and its inverse stand at one place, and the file has one matrix for both",
-                    layer=name, field=FIELD, remedy="leave out both: together they change nothing",
+                    layer=name, field=FIELD, remedy="leave out both: together they change nothing", code="QD753",
                 )  # fmt: skip
             self._check_stored(name, transform, tensors, shape, stored)
             _check_part(name, transform, shape, part)
@@ -137,13 +137,13 @@ class Transformed:
             if role == "perm" or transform.type != "hadamard":
                 raise CheckpointError(
                     f"{here} is missing, and no other layer stores {transform.group}'s {role} of size {size}",
-                    layer=name, field=here, remedy="look for a missing shard",
+                    layer=name, field=here, remedy="look for a missing shard", code="QD654",
                 )  # fmt: skip
             if size & (size - 1):
                 raise NoKernelFound(
                     f"{transform.label}: no Hadamard matrix of size {size} is stored, and only those of powers of two "
                     "can be made",
-                    layer=name, field=here, observed=size, required="a power of two, or a stored matrix",
+                    layer=name, field=here, observed=size, required="a power of two, or a stored matrix", code="QD753",
                 )  # fmt: skip
 
 
@@ -156,7 +156,7 @@ def block_size(name: str, transform: Transform, shape: LayerShape | None) -> int
         raise NoKernelFound(
             f"{transform.label}: blocks of {size} do not divide the {features} {transform.location} features",
             layer=name, field=f"{FIELD}.config_groups.{transform.group}.head_dim", observed=size,
-            required=f"a divisor of {features}",
+            required=f"a divisor of {features}", code="QD753",
         )  # fmt: skip
     return size or features
 
@@ -167,7 +167,7 @@ def unsupported(name: str, kind: str | None, transform: Transform) -> NoKernelFo
     return NoKernelFound(
         f"{transform.label}: no kernel applies transforms at the {transform.location} of this {what}",
         layer=name, field=FIELD, observed=f"{transform.location} of {name}", required=_SUPPORTED,
-        remedy="use a checkpoint without this transform, or a plugin with a scheme for it",
+        remedy="use a checkpoint without this transform, or a plugin with a scheme for it", code="QD753",
     )  # fmt: skip
 
 
@@ -179,12 +179,13 @@ def _check_tensor(name: str, transform: Transform, local: str, entry: Described,
         if list(entry.shape) != wanted or entry.dtype not in dtypes:
             raise CheckpointError(
                 f"tensor {local} does not fit {transform.label}", layer=name, field=local,
-                observed=f"{entry.dtype} {list(entry.shape)}", required=f"{' | '.join(dtypes)} {wanted}",
+                observed=f"{entry.dtype} {list(entry.shape)}", required=f"{' | '.join(dtypes)} {wanted}", code="QD656",
             )  # fmt: skip
         return
     raise CheckpointError(
         f"{transform.label} has no use for stored {local} ({entry.dtype} {list(entry.shape)})", layer=name, field=local,
         remedy="transform_config does not describe this tensor: compare it with how the layer was transformed",
+        code="QD653",
     )  # fmt: skip
 
 
@@ -197,7 +198,7 @@ def _check_part(name: str, transform: Transform, shape: LayerShape | None, part:
     if here % size:
         raise NoKernelFound(
             f"{transform.label} mixes features of several ranks", layer=name, field="tensor_parallel",
-            observed=f"{here} of {whole} features a rank", required=f"a multiple of {size}",
+            observed=f"{here} of {whole} features a rank", required=f"a multiple of {size}", code="QD753",
         )  # fmt: skip
 
 

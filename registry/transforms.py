@@ -84,7 +84,9 @@ class Transforms:
             for number, raw in enumerate(_array(_object(group, where).get("apply", []), f"{where}.apply")):
                 self._read(name, group, _object(raw, f"{where}.apply.{number}"), where, number)
         if config and not groups:
-            raise ConfigError("has no config_groups", field=FIELD, observed=sorted(config), required="config_groups")
+            raise ConfigError(
+                "has no config_groups", field=FIELD, observed=sorted(config), required="config_groups", code="QD513"
+            )
 
     def _read(self, name: str, scheme: Mapping[str, Any], args: Mapping[str, Any], where: str, number: int) -> None:
         here = f"{where}.apply.{number}"
@@ -95,6 +97,7 @@ class Transforms:
                 field=f"{here}.location",
                 observed=location,
                 required=" | ".join(_LOCATIONS),
+                code="QD513",
             )
         targets, ignore = (_entries(args.get(key, []), f"{here}.{key}") for key in ("targets", "ignore"))
         if location in OFFLINE:
@@ -102,7 +105,11 @@ class Transforms:
             return
         if "." in name or not name:
             raise ConfigError(
-                "a group of transforms names modules", field=where, observed=name, required="a name without dots"
+                "a group of transforms names modules",
+                field=where,
+                observed=name,
+                required="a name without dots",
+                code="QD513",
             )
         transform = Transform(
             group=name,
@@ -184,7 +191,7 @@ class Transforms:
 
 def _object(value: Any, where: str) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError("malformed", field=where, observed=value, required="an object")
+        raise ConfigError("malformed", field=where, observed=value, required="an object", code="QD513")
     return value
 
 
@@ -195,30 +202,32 @@ def _entries(value: Any, where: str) -> list[Any]:
 
 def _array(value: Any, where: str) -> list[Any]:
     if not isinstance(value, list):
-        raise ConfigError("malformed", field=where, observed=value, required="a list")
+        raise ConfigError("malformed", field=where, observed=value, required="a list", code="QD513")
     return value
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise ConfigError("malformed", field=where, observed=value, required="a string")
+        raise ConfigError("malformed", field=where, observed=value, required="a string", code="QD513")
     return value
 
 
 def _size(value: Any, where: str) -> int | None:
     if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError("malformed", field=where, observed=value, required="a positive integer or null")
+        raise ConfigError("malformed", field=where, observed=value, required="a positive integer or null", code="QD513")
     return value
 
 
 def _flag(value: Any, where: str) -> bool:
     if value is not None and not isinstance(value, bool):
-        raise ConfigError("malformed", field=where, observed=value, required="true or false")
+        raise ConfigError("malformed", field=where, observed=value, required="true or false", code="QD513")
     return bool(value)
 
 
 def _precision(value: Any, where: str) -> str:
     name = dtype_name(value)
     if name not in _PRECISIONS:
-        raise ConfigError("no dtype to multiply in", field=where, observed=value, required=" | ".join(_PRECISIONS))
+        raise ConfigError(
+            "no dtype to multiply in", field=where, observed=value, required=" | ".join(_PRECISIONS), code="QD513"
+        )
     return name

@@ -66,7 +66,7 @@ class KVFp8(Scheme):
         if heads["k"] != heads["v"]:
             raise CheckpointError(
                 "keys and values have scales for different numbers of heads",
-                layer=name, field="v_scale", observed=heads["v"], required=heads["k"],
+                layer=name, field="v_scale", observed=heads["v"], required=heads["k"], code="QD656",
             )  # fmt: skip
 
     def check(self, name: str, tensors: Mapping[str, TensorInfo]) -> None:
@@ -109,7 +109,7 @@ def spelling(part: str, tensors: Mapping[str, object], layer: str) -> str:
             layer=layer, field=found[1] if found else SPELLINGS[part][0],
             observed=", ".join(found or sorted(tensors)) or "no tensor of this layer",
             required=f"one of {', '.join(SPELLINGS[part])}",
-            remedy="the cache was written in another spelling, or not calibrated",
+            remedy="the cache was written in another spelling, or not calibrated", code="QD654",
         )  # fmt: skip
     return found[0]
 

@@ -65,6 +65,7 @@ class MicroscalingScheme(LinearScheme):
                 required="K % group_size == 0",
                 remedy="compressed-tensors cannot decompress it either: quantize with a group size that divides K, "
                 "or leave the layer dense",
+                code="QD657",
             )
         return LayerShape(n, k)
 
@@ -78,6 +79,7 @@ class MicroscalingScheme(LinearScheme):
                 field="weight_packed",
                 observed=f"{width} bytes a row",
                 required=f"a multiple of {unit}",
+                code="QD656",
             )
         return width * 8 // self.bits
 

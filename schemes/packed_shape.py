@@ -26,7 +26,7 @@ def packed_shape(name: str, tensors: Mapping[str, TensorInfo], args: QuantArgs, 
     if tensors["weight_packed"].dtype != "I32":  # before the width, which would be of other words
         raise CheckpointError(
             "weight_packed has the wrong dtype",
-            layer=name, field="weight_packed", observed=tensors["weight_packed"].dtype, required="I32",
+            layer=name, field="weight_packed", observed=tensors["weight_packed"].dtype, required="I32", code="QD655",
         )  # fmt: skip
     k = _stored_k(name, tensors, n)
     if k is None:
@@ -56,6 +56,7 @@ def _stored_k(name: str, tensors: Mapping[str, TensorInfo], n: int) -> int | Non
             field="weight_shape",
             observed=f"{info.dtype} {list(info.shape)}",
             required="I64 or I32 [2]",
+            code="QD656",
         )
     data = info.read()
     if data is None:
@@ -68,6 +69,7 @@ def _stored_k(name: str, tensors: Mapping[str, TensorInfo], n: int) -> int | Non
             field="weight_shape",
             observed=[rows, columns],
             required=f"[{n}, K]",
+            code="QD656",
         )
     return columns
 
@@ -82,6 +84,7 @@ def _derived_k(name: str, tensors: Mapping[str, TensorInfo], args: QuantArgs, wi
             field="weight_shape",
             observed=f"{width} words of {args.num_bits} bits",
             required="I64 [2]",
+            code="QD654",
         )
     # Only headers are at hand: the most that fits, exact for every K that fills its words.
     layout = "padded" if 32 % args.num_bits and writes_padded(version) else "dense"
@@ -103,6 +106,7 @@ def _layout(
             field="weight_packed",
             observed=[n, width],
             required=required,
+            code="QD656",
         )
     if 32 % bits == 0:
         return "dense"

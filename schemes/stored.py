@@ -71,7 +71,11 @@ def two_dimensions(name: str, tensor: str, tensors: Mapping[str, TensorInfo]) ->
     info = tensors.get(tensor)
     if info is None:
         raise CheckpointError(
-            f"{tensor} is missing", layer=name, field=tensor, observed=", ".join(sorted(tensors)) or "no tensors"
+            f"{tensor} is missing",
+            layer=name,
+            field=tensor,
+            observed=", ".join(sorted(tensors)) or "no tensors",
+            code="QD654",
         )
     if len(info.shape) != 2 or 0 in info.shape:
         raise CheckpointError(
@@ -80,6 +84,7 @@ def two_dimensions(name: str, tensor: str, tensors: Mapping[str, TensorInfo]) ->
             field=tensor,
             observed=list(info.shape),
             required="[N, K]",
+            code="QD656",
         )
     return info.shape[0], info.shape[1]
 
@@ -94,6 +99,7 @@ def check_groups(name: str, args: QuantArgs, k: int) -> None:
             observed=f"K {k}, group_size {args.group_size}",
             required="K % group_size == 0",
             remedy="compressed-tensors cannot decompress it either: quantize with a group size that divides K",
+            code="QD657",
         )
 
 

@@ -59,7 +59,9 @@ def registry_with(*plugins: Any, strict: bool = True) -> Registry:
         warnings.simplefilter("ignore", RuntimeWarning)
         registry = build(sources)
     if strict and registry.problems:
-        raise PluginError("; ".join(map(str, registry.problems)), remedy="registry_with(strict=False) goes on without")
+        raise PluginError(
+            "; ".join(map(str, registry.problems)), remedy="registry_with(strict=False) goes on without", code="QD910"
+        )
     return registry
 
 
@@ -70,7 +72,7 @@ def rules_of(plugin: Any) -> list[Rule]:
         warnings.simplefilter("ignore", RuntimeWarning)
         collected = collect(_source(plugin))
     if collected.status.state == "broken":
-        raise PluginError(f"{collected.status.name}: {collected.status.error}")
+        raise PluginError(f"{collected.status.name}: {collected.status.error}", code="QD910")
     return collected.rules
 
 

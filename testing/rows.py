@@ -44,6 +44,7 @@ class TableError(QuantDispatchError):
     """A table or a row that cannot be meant as it is written: an unknown key, an id given twice, nothing expected."""
 
     exit_code = 2
+    code = "QD960"
 
 
 @dataclass(frozen=True)

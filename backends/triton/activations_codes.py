@@ -63,25 +63,22 @@ def e2m1_half(code):
 
 
 @triton.jit
-def e2m1_code(x):
-    """fp32 rounded to the nearest e2m1, ties to even, saturating at 6, as its code 0..15, int32. NaN is the caller's.
-    A zero has no sign."""
-    size = tl.minimum(tl.abs(x), 6.0)
-    # steps of 0.5 below 2, 1 below 4, 2 from there; adding 1.5 * 2^23 steps rounds to a multiple of the step
+def e2m1_rounded(x):
+    """fp32 to the nearest value of e2m1, ties to even, saturating at 6, in fp32; NaN stays NaN, zeros have no sign."""
+    size = tl.abs(x)
+    # a comparison that NaN fails keeps it
+    size = tl.where(size > 6.0, 6.0, size)
     step = tl.where(size < 2.0, 0.5, tl.where(size < 4.0, 1.0, 2.0))
     rounded = ((size / step + _ROUND) - _ROUND) * step
-    code = tl.where(rounded < 2.0, rounded * 2.0, tl.where(rounded < 4.0, rounded + 2.0, rounded * 0.5 + 4.0))
-    code = code.to(tl.int32)
-    return tl.where((x < 0) & (code > 0), code | 8, code)
+    return tl.where((x < 0) & (rounded > 0), -rounded, rounded)
 
 
 @triton.jit
-def e2m1_value(code):
-    """Codes 0..15, int32, to fp32."""
-    size = code & 7
-    value = tl.where(size < 4, size.to(tl.float32) * 0.5, (2 + (size & 1)).to(tl.float32) * (1 << (size >> 2)))
-    value = tl.where(size < 4, value, tl.where(size < 6, (size - 2).to(tl.float32), (size - 4).to(tl.float32) * 2.0))
-    return tl.where(code > 7, -value, value)
+def e2m1_code(value):
+    """Values of e2m1 in fp32 to their codes 0..15, int32."""
+    size = tl.abs(value)
+    code = tl.where(size < 2.0, size * 2.0, tl.where(size < 4.0, size + 2.0, size * 0.5 + 4.0)).to(tl.int32)
+    return tl.where(value < 0, code | 8, code)
 
 
 @triton.jit

@@ -51,6 +51,7 @@ def install_queries(attention: nn.Module, cache: QuantCache) -> None:
         raise CheckpointError(
             f"{type(attention).__name__} computes attention by itself, so that its queries cannot be quantized",
             layer=cache.layer_name, required="attention that transformers computes by interchangeable functions",
+            code="QD674",
         )  # fmt: skip
     attention.__dict__["config"] = ConfigView(attention.config)
 

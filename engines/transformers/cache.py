@@ -36,7 +36,7 @@ class AttentionCache(QuantCache):
             raise CheckpointError(
                 f"{name} keeps its keys and values in a way that a quantized cache does not serve",
                 layer=self.layer_name, observed="no argument for a cache" if argument is None else "no layer_idx",
-                required="attention that updates the cache it is given at its layer_idx",
+                required="attention that updates the cache it is given at its layer_idx", code="QD674",
             )  # fmt: skip
         self._argument, self._position = argument, list(parameters).index(argument)
         attention.add_module(CHILD, self)
@@ -79,7 +79,7 @@ class Float8View:
         if hasattr(cache, "self_attention_cache"):
             raise ConfigError(
                 "a quantized cache serves decoders, not the two caches of an encoder-decoder",
-                field="cache", observed=type(cache).__name__, required="a cache of one kind",
+                field="cache", observed=type(cache).__name__, required="a cache of one kind", code="QD534",
             )  # fmt: skip
         self._cache = cache
         self._owner = owner
@@ -103,7 +103,7 @@ class Float8View:
             raise ConfigError(
                 "the checkpoint's scheme says how its cache is quantized, and generation asks for another quantization",
                 field="cache_implementation", observed=type(layer).__name__, required="a cache that is not quantized",
-                remedy="leave out cache_implementation",
+                remedy="leave out cache_implementation", code="QD534",
             )  # fmt: skip
         keys = getattr(layer, "keys", None)
         if keys is None or keys.dtype == torch.float8_e4m3fn:

@@ -35,12 +35,12 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
         raise CheckpointError(
             "the stored layer is of another shape than the model's", layer=layer.name,
-            observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features],
+            observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features], code="QD670",
         )  # fmt: skip
     if (linear.bias is not None) != spec.bias:
         raise CheckpointError(
             f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
-            layer=layer.name, field=f"{layer.name}.bias",
+            layer=layer.name, field=f"{layer.name}.bias", code="QD671",
         )  # fmt: skip
     return QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
 
@@ -58,7 +58,7 @@ def place_cache(model: Any, runtime: str, layer: Resolution, dtype: torch.dtype,
     if getattr(model.config, "is_encoder_decoder", False):
         raise CheckpointError(
             "a quantized cache serves decoders, not the two caches of an encoder-decoder", layer=layer.name,
-            field="kv_cache_scheme", observed=type(model).__name__,
+            field="kv_cache_scheme", observed=type(model).__name__, code="QD674",
         )  # fmt: skip
     spec = layer.scheme_object.kernel_spec(None, dtype_name(dtype), tensors=frozenset(layer.tensors))
     attention = model.get_submodule(runtime)
@@ -82,7 +82,7 @@ def refuse_tied(layer: Resolution, runtime: str, tied: Container[str]) -> None:
         raise CheckpointError(
             "the layer is stored quantized, and the config ties its weight to the embeddings", layer=layer.name,
             field="tie_word_embeddings", observed=True, required=False,
-            remedy="set tie_word_embeddings to false in config.json",
+            remedy="set tie_word_embeddings to false in config.json", code="QD675",
         )  # fmt: skip
 
 

@@ -58,6 +58,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise ConfigError(
                 "the checkpoint is not quantized: quantdispatch loads checkpoints that are, it does not quantize",
                 field="quantization_config", remedy="leave quantization_config out, or give a quantized checkpoint",
+                code="QD503",
             )  # fmt: skip
         super().__init__(quantization_config, **kwargs)
         self._pending: list[Pending] = []
@@ -83,6 +84,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 "use_optimized_inference asks for transformers' own fp8 kernels, and quantdispatch is enabled",
                 field="use_optimized_inference",
                 remedy="leave it out, or call quantdispatch.engines.transformers.disable() first",
+                code="QD533",
             )
         self._set_device_map(device_map)
         while self._placeholders:
@@ -121,7 +123,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 if whole:
                     raise CheckpointError(
                         f"{type(model).__name__} has no module for this layer", layer=layer.name,
-                        remedy="the checkpoint is of another architecture, or its names are",
+                        remedy="the checkpoint is of another architecture, or its names are", code="QD672",
                     )  # fmt: skip
                 continue  # a part of the model was asked for; transformers reports what it leaves unused
             if dense:
@@ -147,7 +149,9 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     def _make_plan(self, files: list[str] | None, dtype: torch.dtype) -> Plan:
         if not files:
-            raise ConfigError("quantized weights come from safetensors files, and none were given", field="state_dict")
+            raise ConfigError(
+                "quantized weights come from safetensors files, and none were given", field="state_dict", code="QD533"
+            )
         folder = os.path.dirname(files[0])
         result = plan(folder, device=self._device_kind(), dtype=dtype_name(dtype), strict=True)
         shards = open_checkpoint(folder).shards if result.checkpoint is None else result.checkpoint.shards
@@ -156,7 +160,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise ConfigError(
                 "transformers reads other files than the checkpoint's own", field="variant",
                 observed=", ".join(sorted(map(os.path.basename, files))), required=", ".join(sorted(shards)),
-                remedy="leave out variant, or save the variant as a checkpoint of its own",
+                remedy="leave out variant, or save the variant as a checkpoint of its own", code="QD533",
             )  # fmt: skip
         return result
 
@@ -312,6 +316,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 raise ConfigError(
                     "packed weights cannot be offloaded", field="device_map", observed=sorted(kinds),
                     required="devices of one kind", remedy="leave cpu and disk out of a map with accelerators",
+                    code="QD533",
                 )  # fmt: skip
         self._device_map = device_map
 

@@ -31,6 +31,7 @@ def packed_embedding(
         raise CheckpointError(
             "the stored layer is of another shape than the model's", layer=layer.name,
             observed=[layer.shape.n, layer.shape.k], required=[module.num_embeddings, module.embedding_dim],
+            code="QD670",
         )  # fmt: skip
     factor, rounded = _factor(module, layer)
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(layer.tensors))
@@ -73,7 +74,7 @@ def _only_scales(module: nn.Embedding, rounded: bool) -> bool:
 def _no_table(module: nn.Module, layer: Resolution) -> CheckpointError:
     return CheckpointError(
         f"the model's {type(module).__name__} does more than look up rows and scale them, which packed weights cannot "
-        "replace", layer=layer.name, observed=type(module).__name__, required="torch.nn.Embedding",
+        "replace", layer=layer.name, observed=type(module).__name__, required="torch.nn.Embedding", code="QD672",
     )  # fmt: skip
 
 
@@ -109,6 +110,6 @@ def share(model: nn.Module, embedding: QuantEmbedding, name: str, layer: Resolut
         raise CheckpointError(
             f"{name} shares the embedding's weight, which is stored quantized, and is a {type(module).__name__}",
             layer=layer.name, field="tie_word_embeddings", required="a head that is a torch.nn.Linear",
-            remedy="set tie_word_embeddings to false in config.json, and store a weight for each",
+            remedy="set tie_word_embeddings to false in config.json, and store a weight for each", code="QD675",
         )  # fmt: skip
     model.set_submodule(name, TiedHead(embedding, module.bias))

@@ -117,7 +117,7 @@ class IntegerNumerics:
             return unpack_int32(words, self.weights.num_bits, size, axis=axis, layout=packing or "dense")
         except ValueError as error:
             raise CheckpointError(
-                f"{tensor} cannot be unpacked: {error}", layer=name, field=tensor
+                f"{tensor} cannot be unpacked: {error}", layer=name, field=tensor, code="QD658"
             ) from None  # fmt: skip
 
     def _g_idx(self, tensors: Mapping[str, Any], groups: int, name: str) -> Tensor | None:
@@ -133,5 +133,6 @@ class IntegerNumerics:
                 field="weight_g_idx",
                 observed=f"{int(g_idx.min())}..{int(g_idx.max())} over {g_idx.numel()} columns",
                 required=f"each of 0..{groups - 1} {g_idx.numel() // groups} times, or -1 everywhere",
+                code="QD658",
             )
         return g_idx.to(torch.int32)

@@ -35,7 +35,12 @@ class KVFp8Numerics:
         for local, tensor in tensors.items():
             if local.endswith("zero_point") and (stray := _not_zero(tensor)) is not None:
                 raise CheckpointError(
-                    "a symmetric cache has a zero point", layer=name, field=local, observed=stray, required="zeros"
+                    "a symmetric cache has a zero point",
+                    layer=name,
+                    field=local,
+                    observed=stray,
+                    required="zeros",
+                    code="QD658",
                 )
         return Operands(codes=None, scale=None, extra=extras(tensors, _SCALES), **scales)
 

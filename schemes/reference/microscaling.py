@@ -94,5 +94,6 @@ class MicroscalingNumerics(ABC):
                 field="weight_packed",
                 observed=f"{packed.dtype} {list(packed.shape)}",
                 required=f"torch.uint8 {[shape.n, width]}",
+                code="QD656",
             )
         return unpack_floats(packed, self.weights.num_bits)

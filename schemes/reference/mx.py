@@ -47,6 +47,7 @@ class MxNumerics(MicroscalingNumerics):
                 field="weight_scale",
                 observed=NAN_EXPONENT,
                 required="0..254",
+                code="QD658",
             )
         if tuple(exponent.shape) != grid:
             raise CheckpointError(
@@ -55,5 +56,6 @@ class MxNumerics(MicroscalingNumerics):
                 field="weight_scale",
                 observed=list(exponent.shape),
                 required=list(grid),
+                code="QD656",
             )
         return {"scale": exponent}

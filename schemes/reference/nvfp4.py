@@ -47,6 +47,7 @@ def _group_scales(tensors: Mapping[str, Any], grid: tuple[int, int], name: str) 
             field="weight_scale",
             observed=value,
             required="finite and not negative",
+            code="QD658",
         )
     if wide.numel() and not bool(wide.any()):
         raise CheckpointError(
@@ -55,6 +56,7 @@ def _group_scales(tensors: Mapping[str, Any], grid: tuple[int, int], name: str) 
             field="weight_scale",
             observed=0.0,
             required="above zero",
+            code="QD658",
         )
     if tuple(scale.shape) != grid or scale.dtype != torch.float8_e4m3fn:
         raise CheckpointError(
@@ -63,5 +65,6 @@ def _group_scales(tensors: Mapping[str, Any], grid: tuple[int, int], name: str) 
             field="weight_scale",
             observed=f"{stored.dtype} {list(stored.shape)}",
             required=f"torch.float8_e4m3fn {list(grid)}",
+            code="QD656",
         )
     return scale

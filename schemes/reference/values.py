@@ -21,7 +21,11 @@ def take(tensors: Mapping[str, Any], name: str, layer: str) -> Tensor:
     tensor = tensors.get(name)
     if not isinstance(tensor, Tensor):
         raise CheckpointError(
-            f"{name} is missing", layer=layer, field=name, observed=", ".join(sorted(tensors)) or "no tensors"
+            f"{name} is missing",
+            layer=layer,
+            field=name,
+            observed=", ".join(sorted(tensors)) or "no tensors",
+            code="QD654",
         )
     return tensor
 
@@ -38,6 +42,7 @@ def take_matrix(
             field=name,
             observed=f"{tensor.dtype} {list(tensor.shape)}",
             required=f"{' or '.join(sorted(map(str, dtypes)))} {[shape.n, shape.k]}",
+            code="QD656",
         )
     return tensor
 
@@ -66,6 +71,7 @@ def take_zero_point(tensors: Mapping[str, Any], name: str, layer: str, shape: tu
             field=name,
             observed=worst,
             required=f"integers {-half}..{half - 1}",
+            code="QD658",
         )
     return _reshape(stored.to(torch.int8), name, layer, shape)
 
@@ -95,6 +101,7 @@ def check_codes(codes: Tensor, name: str, layer: str, bits: int) -> None:
             field=name,
             observed=f"{low}..{high}",
             required=f"{-half}..{half - 1}",
+            code="QD658",
         )
 
 
@@ -124,7 +131,12 @@ def stored_activations(operands: Operands) -> dict[str, Any]:
 def _reshape(tensor: Tensor, name: str, layer: str, shape: tuple[int, ...]) -> Tensor:
     if tensor.numel() != torch.Size(shape).numel():
         raise CheckpointError(
-            f"{name} has the wrong shape", layer=layer, field=name, observed=list(tensor.shape), required=list(shape)
+            f"{name} has the wrong shape",
+            layer=layer,
+            field=name,
+            observed=list(tensor.shape),
+            required=list(shape),
+            code="QD656",
         )
     return tensor.reshape(shape)
 
@@ -141,4 +153,5 @@ def _bad_scale(scale: Tensor, usable: Tensor, name: str, layer: str) -> Checkpoi
         field=name,
         observed=value,
         required="finite and above zero",
+        code="QD658",
     )

@@ -44,7 +44,9 @@ def test_copies_keep_everything(clone: object) -> None:
     assert isinstance(error, qd.PlanError)
     assert error.errors[0].nearest == ("one", "two")
     assert str(error.errors[0]) == "a: none"
-    assert error.errors[0].to_json() == {"type": "NoSchemeFound", "message": "a: none", "nearest": ["one", "two"]}
+    assert error.errors[0].to_json() == {
+        **{"code": "QD700", "type": "NoSchemeFound", "message": "a: none", "nearest": ["one", "two"]}
+    }
 
 
 @pytest.mark.parametrize(

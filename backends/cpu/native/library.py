@@ -95,19 +95,19 @@ def load() -> ctypes.CDLL:
 def _open() -> ctypes.CDLL:
     file = native_library()
     if file is None:
-        raise NoKernelFound("the native CPU kernels were not built", remedy=REMEDY)
+        raise NoKernelFound("the native CPU kernels were not built", remedy=REMEDY, code="QD752")
     try:
         library = ctypes.CDLL(str(file))
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int32)
     except (OSError, AttributeError) as error:
-        raise NoKernelFound(f"the native CPU kernels cannot be loaded: {error}", remedy=REMEDY) from error
+        raise NoKernelFound(f"the native CPU kernels cannot be loaded: {error}", remedy=REMEDY, code="QD752") from error
     version = library.qd_abi_version()
     if version != ABI_VERSION:
         raise NoKernelFound(
             "the native CPU kernels are of another version of quantdispatch",
-            field="ABI version", observed=version, required=ABI_VERSION, remedy=REMEDY,
+            field="ABI version", observed=version, required=ABI_VERSION, remedy=REMEDY, code="QD752",
         )  # fmt: skip
     wanted = os.environ.get("QUANTDISPATCH_ISA", "")
     if wanted and wanted != ISAS[library.qd_isa()]:
@@ -139,7 +139,7 @@ def shares_pool() -> bool:
 def _no_isa(name: str, best: int) -> ConfigError:
     return ConfigError(
         "no such instruction set on this processor",
-        field="QUANTDISPATCH_ISA", observed=name, required=f"one of {', '.join(ISAS[: best + 1])}",
+        field="QUANTDISPATCH_ISA", observed=name, required=f"one of {', '.join(ISAS[: best + 1])}", code="QD528",
     )  # fmt: skip
 
 
