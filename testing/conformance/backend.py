@@ -1,0 +1,105 @@
+"""The conformance class of backends: every kernel with every kind of layer that its record admits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import islice
+from typing import Any, ClassVar
+
+from ...registry.environment import Environment
+from ...registry.kernels import Kernel, run_probe
+from .backend_checks import CHECKS
+from .checks import Checks, Item, NotApplicable
+from .layers import LAYER_CAPABILITIES, Layer
+from .resolving import resolved, scheme_of, usual_resolved
+from .subject import Conformance
+from .trial import Trial
+from .usual_layers import covering
+
+#: admitted layers that a kernel's are chosen from
+_POOL = 250
+_OPS = frozenset({"linear", "embedding", "kv_cache"})
+
+
+class BackendConformance(Conformance):
+    """A backend's kernels, held against the schemes whose layers they compute::
+
+        class TestMine(BackendConformance):
+            plugins = ("my_plugin",)
+            backend = "mine"
+            capabilities = {"zero-points", "bias", "bfloat16"}
+
+    ``backend``: the part of its kernels' names before the slash. ``kernels``: names; all of the backend's when empty.
+    ``device`` and ``environment``: as ``plan()`` takes them; they decide which layers the records admit. ``runs_on``:
+    where torch puts the tensors, ``"cpu"`` for an interpreter or a stand-in. ``tolerance``: of the relative RMS error
+    by dtype; rounding results once costs 1.7e-3 in bfloat16 and 2e-4 in float16.
+    """
+
+    backend: ClassVar[str]
+    kernels: ClassVar[Sequence[str]] = ()
+    device: ClassVar[str] = "cpu"
+    environment: ClassVar[Mapping[str, Any]] = {}
+    runs_on: ClassVar[str] = "cpu"
+    tolerance: ClassVar[Mapping[str, float]] = {"bfloat16": 4.5e-3, "float16": 6e-4, "float32": 1e-5}
+    checks: ClassVar[Checks] = CHECKS
+    kind: ClassVar[str] = "backend"
+
+    @property
+    def name(self) -> str:
+        return f"backend {self.backend}"
+
+    @cached_property
+    def records(self) -> Mapping[str, Kernel]:
+        """The kernels under test, best first: of ops that schemes ask for. Those that deviate from their scheme are
+        held to other promises, and are none of them."""
+        own = [kernel for kernel in self.registry.kernels if kernel.backend == self.backend and kernel.op in _OPS]
+        chosen = [kernel for kernel in own if not self.kernels or kernel.name in self.kernels]
+        return {kernel.name: kernel for kernel in chosen if not kernel.deviations}
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """Of the device and what is installed beside it."""
+        return Environment.detect(self.device, self.environment).facts
+
+    def parts(self) -> Sequence[str]:
+        return list(self.records)
+
+    def layers_of(self, part: str) -> Sequence[Layer]:
+        usual = (layer for layer, _ in usual_resolved(self.registry) if self.fits(layer) and self.admits(part, layer))
+        given = [found[0] for layer in self.layers if (found := resolved(self.registry, layer))]
+        given = [layer for layer in given if self.admits(part, layer)]
+        return [*given, *covering(islice(usual, _POOL), self.most_layers - len(given))]
+
+    def admits(self, part: str, layer: Layer) -> bool:
+        """Does the kernel's record take this layer?"""
+        kernel, spec = self.records[part], self.trial(layer).spec
+        return spec.op == kernel.op and kernel.predicate.test({**spec.flat, **self.facts}).status == "yes"
+
+    def admitted_capabilities(self) -> Mapping[str, str]:
+        """Capabilities of layers that the records admit, each with a kernel and a layer that shows it."""
+        found: dict[str, str] = {}
+        for part in self.parts():
+            for layer in self.chosen_layers(part):
+                for name in layer.capabilities & LAYER_CAPABILITIES.keys():
+                    found.setdefault(name, f"{part} takes {layer}")
+        return found
+
+    def trial(self, layer: Layer) -> Trial:
+        """The layer, as its scheme hands it to a kernel."""
+        found = resolved(self.registry, layer)
+        if found is None:
+            raise NotApplicable(f"no rule takes {layer}")
+        named, rule = found
+        return Trial(named, scheme_of(self.registry, rule, named), self.runs_on, self.tolerance[layer.dtype])
+
+    def ask(self, item: Item) -> None:
+        if item.layer is not None or item.check.name == "load/probe":
+            kernel = self.records[item.part]
+            reason = run_probe(kernel.probe) if kernel.probe is not None else None
+            if reason is not None:
+                raise NotApplicable(f"{item.part} does not run here: {reason}")
+        super().ask(item)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**super().to_json(), "backend": self.backend, "device": self.device, "runs_on": self.runs_on}
