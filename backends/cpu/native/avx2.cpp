@@ -184,13 +184,14 @@ struct Tiling {
   float* out;
   int64_t ld;
   void* scratch;
+  Next next;
 
   template <class FewKernel, class Decode>
   void run(float zero) const {
     const float* const x = x_of(shape, work);
     if (work.mode == kFew && *work.data) {
       const Few few{height_of(work), x, reinterpret_cast<const float*>(work.data + 64)};
-      few_rows<FewKernel>(weight, shape, few, work.m, t, zero, out, ld);
+      few_rows<FewKernel>(weight, shape, few, work.m, t, zero, out, ld, next);
     } else {
       many_rows<Decode>(weight, shape, {work.m, height_of(work), x}, begin, end, t, zero, out, ld,
                         static_cast<float*>(scratch));
@@ -204,8 +205,8 @@ struct Tiling {
 };
 
 void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end, int64_t t,
-          float* out, int64_t ld, void* scratch) {
-  with_format(shape, Tiling{weight, shape, work, begin, end, t, out, ld, scratch});
+          float* out, int64_t ld, void* scratch, const Next& next) {
+  with_format(shape, Tiling{weight, shape, work, begin, end, t, out, ld, scratch, next});
 }
 
 }  // namespace

@@ -253,25 +253,45 @@ void add_rows(int64_t rows, const Spans& spans, const Outputs& to) {
 }
 
 // What to fetch while a tile's dword rows from `row` on are worked on for the first time.
-inline Ahead ahead_of(const Shape& shape, const Tile& tile, int64_t t, int64_t row) {
-  const auto* codes = reinterpret_cast<const char*>(tile.codes);
+inline Ahead ahead_of(const Shape& shape, const Tile& tile, const char* next, int64_t row) {
+  if (next != nullptr && tile.width == kTile) return {next + row * 64, shape.rows * 64, 64};
   const int64_t bytes = tile.width * 4;
-  if (t + 1 < shape.tiles && tile.width == kTile) return {codes + shape.rows * bytes + row * 64, shape.rows * 64, 64};
-  return {codes + row * bytes + kAhead, 64, bytes};
+  return {reinterpret_cast<const char*>(tile.codes) + row * bytes + kAhead, 64, bytes};
+}
+
+inline const char* codes_of(const Next& next) {
+  if (next.weight == nullptr) return nullptr;
+  return reinterpret_cast<const char*>(next.weight->packed + next.tile * kTile * next.shape->rows);
+}
+
+inline void fetch_lines(const void* from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) _mm_prefetch(static_cast<const char*>(from) + at, _MM_HINT_T0);
+}
+
+// Scales and zero points of `count` groups.
+inline void fetch_groups(const Tile& tile, int64_t first, int64_t count) {
+  fetch_lines(tile.scale + first * tile.scale_step, count * tile.scale_step);
+  if (tile.zero) fetch_lines(tile.zero + first * tile.zero_step, count * tile.zero_step);
 }
 
 template <class Kernel>
 void few_rows(const qd_weight& weight, const Shape& shape, const Few& few, int64_t m, int64_t t, float zero, float* out,
-              int64_t ld) {
+              int64_t ld, const Next& next) {
   const Tile tile(weight, shape, t);
   for (int64_t i = 0; i < m; ++i)
     for (int64_t o = 0; o < tile.width; o += 8) _mm256_store_ps(out + i * ld + o, _mm256_setzero_ps());
   Groups groups(zero);
   // As many groups at a time as a span has columns, so that what is read for one block of rows is there for the next.
   const int64_t together = std::clamp<int64_t>(kSpan / shape.padded_group(), 1, Groups::kMost);
+  const char* const after = codes_of(next);
   for (int64_t g = 0; g < shape.groups; g += together) {
     const int64_t count = std::min(together, shape.groups - g);
     groups.load(weight, tile, g, count);
+    if (g + count < shape.groups) {
+      fetch_groups(tile, g + count, std::min(together, shape.groups - g - count));
+    } else if (next.weight) {
+      fetch_groups(Tile(*next.weight, *next.shape, next.tile), 0, std::min(together, next.shape->groups));
+    }
     for (int64_t r = 0, s = 0; r < shape.group_rows; r += shape.span_rows, ++s) {
       const int64_t row = g * shape.group_rows + r, span = g * shape.spans_per_group + s;
       const int64_t rows = std::min(shape.span_rows, shape.group_rows - r);
@@ -282,7 +302,7 @@ void few_rows(const qd_weight& weight, const Shape& shape, const Few& few, int64
         add_rows<Kernel>(height, spans,
                          {tile.codes + row * tile.width, tile.width, groups.scale[0],
                           tile.zero ? groups.zero[0] : nullptr, out + i * ld, ld,
-                          i == 0 ? ahead_of(shape, tile, t, row) : Ahead{reinterpret_cast<const char*>(out), 0, 0}});
+                          i == 0 ? ahead_of(shape, tile, after, row) : Ahead{reinterpret_cast<const char*>(out), 0, 0}});
       }
     }
   }

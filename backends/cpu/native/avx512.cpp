@@ -49,7 +49,7 @@ void multiply_units(float unit, int64_t m, int64_t width, float* out, int64_t ld
 }
 
 void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end, int64_t index,
-          float* out, int64_t ld, void* scratch) {
+          float* out, int64_t ld, void* scratch, const Next&) {
   if (end <= begin) return;
   const Tile at(weight, shape, index);
   const Operand op{weight,    shape, at, block_at(shape, work, begin / work.step),

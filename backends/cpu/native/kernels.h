@@ -14,7 +14,7 @@
 //     work.data = <work.bytes bytes, 64-byte aligned>;
 //     isa.prepare(shape, rows, 0, m, work);                  // may be called from several threads, for other rows
 //     in parallel, for tiles t and rows [begin, end):
-//       isa.tile(weight, shape, work, begin, end, t, out, ld, scratch);   // scratch: a thread's work.scratch bytes
+//       isa.tile(weight, shape, work, begin, end, t, out, ld, scratch, next);   // scratch: a thread's work.scratch bytes
 // begin must be a multiple of work.step (end too, or m). prepare is given the same ranges.
 // A Work belongs to a Shape, not to a weight: all experts whose weights have this shape (and no columns of their own) use
 // one. What is computed for a row depends neither on the threads nor on how rows and tiles are shared out among them.
@@ -131,6 +131,13 @@ struct Work {
   char* data;
 };
 
+// The tile that the caller asks for after this one, so that its memory can be fetched meanwhile; weight null: not known.
+struct Next {
+  const qd_weight* weight;
+  const Shape* shape;
+  int64_t tile;
+};
+
 struct Isa {
   int64_t panel;  // most rows of a Work
   Work (*plan)(const Shape& shape, int64_t m, int32_t dtype);
@@ -139,7 +146,7 @@ struct Isa {
   // out[(i - begin) * ld + o] for rows begin <= i < end and the outputs o < width of the tile: y without bias. Written,
   // not added to. out and ld * 4 are 64-byte aligned, ld >= 64.
   void (*tile)(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end, int64_t tile,
-               float* out, int64_t ld, void* scratch);
+               float* out, int64_t ld, void* scratch, const Next& next);
   // y[o] = out[o] + bias[o] (bias may be null) for o < count, rounded to nearest even once to dtype.
   void (*store)(const float* out, const float* bias, int64_t count, void* y, int32_t dtype);
 };

@@ -75,7 +75,9 @@ void run_panel(const Isa& isa, const qd_weight& weight, const Shape& shape, cons
         for (int64_t task = begin; task < end; ++task) {
           const int64_t t = task / shares, first = task % shares * share, last = std::min(first + share, m);
           if (first >= last) continue;
-          isa.tile(weight, shape, work, first, last, t, out, kTile, scratch);
+          const int64_t following = (task + 1) / shares;
+          const Next next{following < shape.tiles ? &weight : nullptr, &shape, following};
+          isa.tile(weight, shape, work, first, last, t, out, kTile, scratch, next);
           const float* const bias = weight.bias ? weight.bias + t * kTile : nullptr;
           for (int64_t i = first; i < last; ++i)
             isa.store(out + (i - first) * kTile, bias, shape.outputs(t),

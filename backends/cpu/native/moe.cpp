@@ -15,6 +15,7 @@
 
 #include "gates.h"
 #include "kernels.h"
+#include "moe_layer.h"
 #include "threads.h"
 
 namespace qd {
@@ -33,22 +34,6 @@ constexpr size_t aligned(size_t bytes) { return (bytes + 63) / 64 * 64; }
 
 int64_t value_bytes(int32_t dtype) { return dtype == QD_FP32 ? 4 : 2; }
 
-// One call's arguments.
-struct Layer {
-  const qd_weight *gate, *up, *down;
-  int64_t experts;
-  int32_t activation;
-  Rows x;
-  int64_t tokens;
-  const int64_t* index;
-  const float* weights;
-  int64_t top_k;
-  char* y;
-  int64_t y_stride;
-  int32_t dtype, threads;
-  int64_t features, inner;  // of x and y; of the hidden values
-};
-
 // Rows of x, prepared for one or several weights of a shape.
 struct Prepared {
   Shape shape;
@@ -60,30 +45,6 @@ struct Panel {
   int64_t expert, first, rows;  // of Sorted's pairs
   size_t gate, up;              // which of the batch's prepared rows
   Shape down;
-};
-
-// Pairs of a block of tokens, by expert and then by token.
-struct Sorted {
-  std::vector<int64_t> token;  // counted from 0, of all tokens
-  std::vector<float> weight;
-  std::vector<int64_t> start;  // of each expert's pairs, and the end
-
-  Sorted(const Layer& layer, int64_t begin, int64_t end) : start(static_cast<size_t>(layer.experts) + 1) {
-    const int64_t first = begin * layer.top_k, last = end * layer.top_k;
-    const auto chosen = [&](int64_t i) { return layer.index[i] >= 0 && layer.index[i] < layer.experts; };
-    for (int64_t i = first; i < last; ++i)
-      if (chosen(i)) ++start[static_cast<size_t>(layer.index[i]) + 1];
-    for (size_t e = 1; e < start.size(); ++e) start[e] += start[e - 1];
-    token.resize(static_cast<size_t>(start.back()));
-    weight.resize(token.size());
-    std::vector<int64_t> next(start.begin(), start.end() - 1);
-    for (int64_t i = first; i < last; ++i) {
-      if (!chosen(i)) continue;
-      const auto place = static_cast<size_t>(next[static_cast<size_t>(layer.index[i])]++);
-      token[place] = i / layer.top_k;
-      weight[place] = layer.weights[i];
-    }
-  }
 };
 
 bool same_rows(const Shape& a, const Shape& b) {
@@ -206,7 +167,19 @@ class Batch {
     return static_cast<int64_t>(panels_.size() + static_cast<size_t>(pairs_)) * layer_.inner * layer_.features / 2;
   }
 
-  // fn(panel, its number, tile, memory for `outputs` results of the panel's rows, scratch) for all panels and tiles.
+  // A tile of a panel, and the thread's next one (the first of no panel after its last).
+  struct Place {
+    const Panel* panel;
+    size_t number;
+    int64_t tile;
+  };
+
+  Place place(int64_t task, int64_t tiles, int64_t end) const {
+    const auto number = static_cast<size_t>(task / tiles);
+    return {task < end ? &panels_[number] : nullptr, number, task % tiles};
+  }
+
+  // fn(where, where then, memory for `outputs` results of the panel's rows, scratch) for all panels and tiles.
   template <class Fn>
   void for_tiles(int64_t tiles, int64_t outputs, size_t scratch, Fn&& fn) const {
     int64_t most = 0;
@@ -217,10 +190,15 @@ class Batch {
           auto* const out = static_cast<float*>(
               thread_memory(kUseOut, static_cast<size_t>(std::max<int64_t>(outputs * most * kTile, 1)) * 4));
           void* const memory = scratch ? thread_memory(kUseScratch, scratch) : nullptr;
-          for (int64_t i = begin; i < end; ++i)
-            fn(panels_[static_cast<size_t>(i / tiles)], static_cast<size_t>(i / tiles), i % tiles, out, memory);
+          for (int64_t i = begin; i < end; ++i) fn(place(i, tiles, end), place(i + 1, tiles, end), out, memory);
         },
         effort());
+  }
+
+  Next next_gate(const Place& at) const {
+    // the down projections are read after the last gate, and begin with the first panel
+    if (at.panel == nullptr) return {layer_.down + panels_[0].expert, &panels_[0].down, 0};
+    return {layer_.gate + at.panel->expert, &prepared_[at.panel->gate].shape, at.tile};
   }
 
   void gate_and_up(char* hidden) const {
@@ -228,12 +206,20 @@ class Batch {
     for (const Prepared& rows : prepared_) scratch = std::max(scratch, rows.work.scratch);
     const int64_t size = value_bytes(layer_.dtype);
     for_tiles(ceil_div(layer_.inner, kTile), 2, scratch,
-              [&](const Panel& panel, size_t, int64_t tile, float* gate, void* memory) {
+              [&](const Place& at, const Place& then, float* gate, void* memory) {
+                const Panel& panel = *at.panel;
+                const Prepared& rows = prepared_[panel.gate];
                 float* const up = layer_.up ? gate + panel.rows * kTile : nullptr;
-                one_tile(layer_.gate[panel.expert], prepared_[panel.gate], tile, gate, memory);
-                if (up) one_tile(layer_.up[panel.expert], prepared_[panel.up], tile, up, memory);
-                const int64_t count = prepared_[panel.gate].shape.outputs(tile);
-                char* row = hidden + ((panel.first - panels_[0].first) * layer_.inner + tile * kTile) * size;
+                if (up) {
+                  const qd_weight& weight = layer_.up[panel.expert];
+                  one_tile(layer_.gate[panel.expert], rows, at.tile, gate, memory,
+                           {&weight, &prepared_[panel.up].shape, at.tile});
+                  one_tile(weight, prepared_[panel.up], at.tile, up, memory, next_gate(then));
+                } else {
+                  one_tile(layer_.gate[panel.expert], rows, at.tile, gate, memory, next_gate(then));
+                }
+                const int64_t count = rows.shape.outputs(at.tile);
+                char* row = hidden + ((panel.first - panels_[0].first) * layer_.inner + at.tile * kTile) * size;
                 for (int64_t i = 0; i < panel.rows; ++i, row += layer_.inner * size)
                   apply_gate(layer_.activation, gate + i * kTile, up ? up + i * kTile : nullptr, count, row,
                              layer_.dtype);
@@ -241,8 +227,9 @@ class Batch {
   }
 
   // A tile for all rows of a panel, bias added.
-  void one_tile(const qd_weight& weight, const Prepared& rows, int64_t tile, float* out, void* memory) const {
-    isa_.tile(weight, rows.shape, rows.work, 0, rows.work.m, tile, out, kTile, memory);
+  void one_tile(const qd_weight& weight, const Prepared& rows, int64_t tile, float* out, void* memory,
+                const Next& next) const {
+    isa_.tile(weight, rows.shape, rows.work, 0, rows.work.m, tile, out, kTile, memory, next);
     if (weight.bias == nullptr) return;
     const float* const bias = weight.bias + tile * kTile;
     const int64_t count = rows.shape.outputs(tile);
@@ -255,10 +242,14 @@ class Batch {
     for (const Prepared& rows : inner) scratch = std::max(scratch, rows.work.scratch);
     const int64_t stride = result_stride();
     for_tiles(ceil_div(layer_.features, kTile), 0, scratch,
-              [&](const Panel& panel, size_t number, int64_t tile, float*, void* memory) {
-                float* const out = results + (panel.first - panels_[0].first) * stride + tile * kTile;
-                const Prepared& rows = inner[number];
-                isa_.tile(layer_.down[panel.expert], rows.shape, rows.work, 0, panel.rows, tile, out, stride, memory);
+              [&](const Place& at, const Place& then, float*, void* memory) {
+                const Panel& panel = *at.panel;
+                float* const out = results + (panel.first - panels_[0].first) * stride + at.tile * kTile;
+                const Prepared& rows = inner[at.number];
+                const Next next{then.panel ? layer_.down + then.panel->expert : nullptr,
+                                then.panel ? &then.panel->down : nullptr, then.tile};
+                isa_.tile(layer_.down[panel.expert], rows.shape, rows.work, 0, panel.rows, at.tile, out, stride, memory,
+                          next);
               });
   }
 

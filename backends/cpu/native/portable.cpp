@@ -87,7 +87,7 @@ void multiply(const float* x, int64_t x_stride, const float* weight, int64_t col
 }
 
 void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end, int64_t t,
-          float* out, int64_t ld, void* scratch) {
+          float* out, int64_t ld, void* scratch, const Next&) {
   const Tile part(weight, shape, t);
   float* const decoded = static_cast<float*>(scratch);
   const float* const x = reinterpret_cast<const float*>(work.data) + begin * shape.padded_k();
