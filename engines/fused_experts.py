@@ -6,8 +6,9 @@ tensors: what is made here only refers to them, and is made again when they were
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -34,14 +35,48 @@ class Fusing(Protocol):
         """
 
 
+class Watched(NamedTuple):
+    """What an expert was when it was fused, so that looking at it again takes a few microseconds for a token's experts:
+    dictionaries looked into directly, all of them in loops that run in C."""
+
+    places: tuple[dict[str, Any], ...]
+    keys: tuple[str, ...]
+    values: tuple[Any, ...]
+    hooks: tuple[Sized, ...]
+    tensors: tuple[Tensor, ...]
+    addresses: list[int]  # a tensor may be given other memory
+
+    def holds(self) -> bool:
+        """Is it still that, and does nobody listen to one of its projections?"""
+        return (
+            all(map(is_, map(dict.get, self.places, self.keys), self.values))
+            and not any(map(len, self.hooks))
+            and list(map(Tensor.data_ptr, self.tensors)) == self.addresses
+        )
+
+
 class Member(NamedTuple):
-    """One projection as it was when it was fused."""
+    """One projection as it is when it is fused."""
 
     siblings: dict[str, nn.Module | None]
     name: str
     module: QuantLinear
-    impl: Any
-    tensors: list[tuple[str, Tensor, int]]  # and the address: a tensor may be given other memory
+
+    def places(self) -> Iterator[tuple[dict[str, Any], str, Any]]:
+        """What must stay: where it lies, under which key, and what it is."""
+        own, buffers = self.module.__dict__, self.module._buffers
+        yield self.siblings, self.name, self.module
+        for name in ("_impl", "_buffers", "_forward_hooks", "_forward_pre_hooks"):
+            yield own, name, own[name]
+        yield own, "forward", None
+        for name in buffers:
+            yield buffers, name, buffers[name]
+
+    def tensors(self) -> dict[str, Tensor]:
+        return {name: tensor for name, tensor in self.module._buffers.items() if tensor is not None}
+
+    def hooks(self) -> tuple[Sized, ...]:
+        return self.module._forward_hooks, self.module._forward_pre_hooks
 
 
 @dataclass
@@ -52,7 +87,7 @@ class Fused:
     activation: str
     dtype: torch.dtype
     features: int
-    experts: list[tuple[Member, ...]]
+    experts: list[Watched]
 
     def takes(self, x: Tensor, weights: Tensor) -> bool:
         """Plain tensors without a gradient. What does not fit is left to the layers, which say what is wrong."""
@@ -61,24 +96,9 @@ class Fused:
         return not (torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad))
 
     def holds(self, chosen: Iterable[int]) -> bool:
-        """Are these experts still the ones that this was made from, and does nobody listen to a single one?
-
-        Asked for every token: dictionaries are looked into directly, as nn.Module's attribute access would."""
+        """Are these experts still the ones that this was made from? Asked for every token."""
         experts, count = self.experts, len(self.experts)
-        for number in chosen:
-            if not 0 <= number < count:
-                continue
-            for siblings, name, module, impl, tensors in experts[number]:
-                own = module.__dict__
-                if siblings.get(name) is not module or own["_impl"] is not impl:
-                    return False
-                if own["_forward_hooks"] or own["_forward_pre_hooks"] or "forward" in own:
-                    return False
-                buffers = own["_buffers"]
-                for key, tensor, address in tensors:
-                    if buffers.get(key) is not tensor or tensor.data_ptr() != address:
-                        return False
-        return True
+        return all(experts[number].holds() for number in chosen if 0 <= number < count)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of the module makes its own: this one refers to the tensors of the original.
@@ -98,20 +118,27 @@ def fuse(experts: Sequence[tuple[dict[str, nn.Module | None], tuple[str, ...], s
         members.append(tuple(member for member in own if member is not None))
     if not members or torch.compiler.is_compiling():
         return None
-    method: Fusing | None = getattr(type(members[0][0].impl), "fuse", None)
-    if method is None or any(type(m.impl) is not type(members[0][0].impl) for own in members for m in own):
+    kernel = type(members[0][0].module._impl)
+    method: Fusing | None = getattr(kernel, "fuse", None)
+    if method is None or any(type(member.module._impl) is not kernel for own in members for member in own):
         return None
-    bound = [[(member.impl, {name: tensor for name, tensor, _ in member.tensors}) for member in own] for own in members]
+    bound = [[(member.module._impl, member.tensors()) for member in own] for own in members]
     run = method([own[:-1] for own in bound], [own[-1] for own in bound], activation)
     if run is None:
         return None
     module = members[0][0].module
-    return Fused(run, activation, module.dtype, module.in_features, members)
+    return Fused(run, activation, module.dtype, module.in_features, [_watched(own) for own in members])
 
 
 def _member(siblings: dict[str, nn.Module | None], name: str) -> Member | None:
     module = siblings.get(name)
     if type(module) is not QuantLinear or not module.loaded or has_hooks(module):
         return None
-    tensors = [(name, t, t.data_ptr()) for name, t in module._buffers.items() if t is not None]
-    return Member(siblings, name, module, module._impl, tensors)
+    return Member(siblings, name, module)
+
+
+def _watched(members: Sequence[Member]) -> Watched:
+    places, keys, values = zip(*(place for member in members for place in member.places()), strict=True)
+    tensors = tuple(tensor for member in members for tensor in member.tensors().values())
+    hooks = tuple(hook for member in members for hook in member.hooks())
+    return Watched(places, keys, values, hooks, tensors, [tensor.data_ptr() for tensor in tensors])
