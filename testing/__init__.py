@@ -1,4 +1,5 @@
-"""What tests of dispatch are written with: tables of decisions, their mutation check, static checks of rules.
+"""What tests of dispatch are written with: tables of decisions, their mutation check, static checks of rules, and the
+conformance kit for schemes and backends.
 
 ``docs/testing.md`` describes the tables. Importing this package imports neither torch nor pytest nor the registry:
 every name below is looked up when it is first used, because pytest loads the plugin in every project beside it.
@@ -12,6 +13,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .checking import RowMismatch as RowMismatch
     from .checking import check_row as check_row
+    from .conformance import BackendConformance as BackendConformance
+    from .conformance import Layer as Layer
+    from .conformance import SchemeConformance as SchemeConformance
+    from .conformance import layer as layer
+    from .conformance import run_conformance as run_conformance
     from .explained import rows_from_explain as rows_from_explain
     from .mutating import Mutation as Mutation
     from .mutating import MutationSurvived as MutationSurvived
@@ -35,6 +41,7 @@ _HOME = {
     **dict.fromkeys(("Mutation", "MutationSurvived", "check_mutations", "mutations"), "mutating"),
     **dict.fromkeys(("registry_with", "using_registry"), "registries"),
     **dict.fromkeys(("assert_rules_clean", "check_rules"), "static"),
+    **dict.fromkeys(("BackendConformance", "Layer", "SchemeConformance", "layer", "run_conformance"), "conformance"),
     "dispatch_table": "parametrize",
     "rows_from_explain": "explained",
     "to_toml": "toml_text",

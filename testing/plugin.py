@@ -1,4 +1,5 @@
-"""The pytest plugin: collects dispatch tables as they are, and runs their mutation check when asked to.
+"""The pytest plugin: collects dispatch tables as they are, runs their mutation check when asked to, and writes the
+report of conformance classes.
 
 pytest loads this in every project of the environment, so it imports nothing until a table is met. That includes pytest
 itself: every module of this package can be imported where pytest is not installed.
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 FILES = "dispatch_files"
 MUTATE = "--dispatch-mutate"
+REPORT = "--quantdispatch-report"
 _PATTERNS = ("*.dispatch.toml", "*.dispatch.json")
 
 hookimpl = HookimplMarker("pytest")
@@ -31,7 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         type="args",
         default=list(_PATTERNS),
     )
-    parser.getgroup("quantdispatch").addoption(
+    options = parser.getgroup("quantdispatch")
+    options.addoption(
+        REPORT, metavar="FILE", default=None, help="write what conformance classes found to FILE, as one JSON document"
+    )
+    options.addoption(
         MUTATE,
         choices=("live", "strict"),
         nargs="?",
@@ -40,6 +46,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="also check that every row of a dispatch table can fail: each expectation changed must fail, and changed "
         "facts must matter (strict: all that a row does not call insensitive)",
     )
+
+
+@hookimpl
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption(REPORT)
+    # a worker of pytest-xdist hands its results to the process that started it
+    if path and not hasattr(config, "workerinput"):
+        from .conformance_report import ReportWriter
+
+        config.pluginmanager.register(ReportWriter(config.invocation_params.dir / path), "quantdispatch-report")
 
 
 @hookimpl

@@ -6,6 +6,7 @@ from .backend import BackendConformance
 from .checks import KIT, TIERS, Check, Item, Nonconformance, NotApplicable, Result
 from .layers import CAPABILITIES, Layer, layer
 from .report import Report, run_conformance
+from .scheme import SchemeConformance
 
 __all__ = [
     "CAPABILITIES",
@@ -19,6 +20,7 @@ __all__ = [
     "NotApplicable",
     "Report",
     "Result",
+    "SchemeConformance",
     "layer",
     "run_conformance",
 ]

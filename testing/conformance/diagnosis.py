@@ -81,15 +81,13 @@ def of_output(truth: Truth, x: Tensor, y: Tensor, tolerance: float) -> str | Non
     exact = truth.output(x)
     if y.ndim == 2 and y.shape == exact.shape and close(y, exact.t().reshape(exact.shape), tolerance):
         return "the output is transposed: it holds [N, M] in the shape [M, N]"
-    seen = truth.layer.weights
-    rows = exact.shape[-1] if truth.layer.kind != "embedding" else 0
     for words, wrong in mistakes(truth):
         if close(y, wrong.output(x), tolerance):
             return words
-    if seen is not None and rows:
-        along_k = _along_columns(truth, x, y, tolerance)
-        if along_k:
-            return along_k
+    bias = 0 if truth.operands.bias is None else truth.operands.bias.double()
+    for words, weight in column_mistakes(truth):
+        if truth.layer.kind != "embedding" and close(y, truth.inputs(x) @ weight.T + bias, tolerance):
+            return words
     if close(y.abs(), exact.abs(), tolerance):
         return "signs are wrong"
     ratio = float((y.double() * exact).sum() / exact.square().sum().clamp(min=1e-30))
@@ -98,23 +96,19 @@ def of_output(truth: Truth, x: Tensor, y: Tensor, tolerance: float) -> str | Non
     return None
 
 
-def _along_columns(truth: Truth, x: Tensor, y: Tensor, tolerance: float) -> str | None:
-    """One scale or zero point a row, used for the columns."""
+def column_mistakes(truth: Truth) -> Iterator[tuple[str, Tensor]]:
+    """Weights [N, K] that one scale or zero point a row gives where it is used for the columns."""
     o, args = truth.operands, truth.layer.weights
-    if args is None or args.strategy != "channel" or truth.layer.kind == "embedding":
-        return None
+    if args is None or args.strategy != "channel":
+        return
     n, k = o.codes.shape
     column = torch.arange(k) % n
-    zero = torch.zeros(n, 1) if o.zero_point is None else o.zero_point.double()
-    bias = 0 if o.bias is None else o.bias.double()
     scale = o.scale.double()
-    for words, z, s in (
-        ("zero points are taken along the wrong axis", zero[column].t(), scale),
-        ("scales are transposed: taken along the wrong axis", zero, scale[column].t()),
-    ):
-        if close(y, truth.inputs(x) @ ((o.codes.double() - z) * s).T + bias, tolerance):
-            return words
-    return None
+    if o.zero_point is not None:
+        zero = o.zero_point.double()
+        yield "zero points are taken along the wrong axis", (o.codes.double() - zero[column].t()) * scale
+    zero = 0 if o.zero_point is None else o.zero_point.double()
+    yield "scales are transposed: taken along the wrong axis", (o.codes.double() - zero) * scale[column].t()
 
 
 def close(y: Tensor, expected: Tensor, tolerance: float) -> bool:

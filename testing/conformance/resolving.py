@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from ...registry.facts import LayerFacts
@@ -10,9 +10,11 @@ from ...registry.registry import Registry
 from ...registry.rules import Rule
 from ...registry.scheme import Scheme
 from .layers import Layer
-from .usual_layers import covering, usual_layers
+from .usual_layers import usual_layers
 from .written import FORMATS
 
+#: of compressed-tensors, whose packing the kit writes; where a width does not tell it from an older one, this does
+WRITER = "0.20.0"
 _FORMATS: tuple[str | None, ...] = (*sorted(FORMATS, reverse=True), None)
 
 
@@ -37,13 +39,17 @@ def usual_resolved(registry: Registry) -> tuple[tuple[Layer, Rule], ...]:
     return tuple(pair for pair in found if pair is not None)
 
 
-def layers_of_rule(registry: Registry, rule: Rule, more: Sequence[Layer], most: int) -> list[Layer]:
-    """Layers that ``rule`` takes: ``more``, and of the usual ones those in which as much as can be occurs."""
+def layers_of_rule(registry: Registry, rule: Rule, more: Sequence[Layer], fits: Callable[[Layer], bool]) -> list[Layer]:
+    """Layers that ``rule`` takes: those of ``more`` first, then the usual ones that ``fits`` leaves."""
+    given = [layer for layer in more if registry.rules.winner(layer.facts) is rule]
+    return [*given, *(layer for layer in _usual_of_rule(registry, rule) if fits(layer))]
+
+
+@cache
+def _usual_of_rule(registry: Registry, rule: Rule) -> tuple[Layer, ...]:
     formats = {value for box in rule.predicate.boxes for value in _formats(box.domains)}
     usual = usual_layers(sorted(formats, key=str))
-    taken = [layer for layer in usual if registry.rules.winner(layer.facts) is rule]
-    given = [layer for layer in more if registry.rules.winner(layer.facts) is rule]
-    return [*given, *covering(taken, most - len(given))]
+    return tuple(layer for layer in usual if registry.rules.winner(layer.facts) is rule)
 
 
 def _formats(domains: object) -> Sequence[str | None]:
@@ -56,4 +62,4 @@ def _formats(domains: object) -> Sequence[str | None]:
 def scheme_of(registry: Registry, rule: Rule, layer: Layer) -> Scheme:
     """The scheme that ``rule`` gives ``layer``. Raises ``PluginError`` where it cannot be imported."""
     facts: LayerFacts = layer.facts
-    return registry.scheme_class(rule)(facts)
+    return registry.scheme_class(rule)(facts, version=WRITER)

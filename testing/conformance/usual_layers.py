@@ -23,6 +23,7 @@ _WAYS: tuple[dict[str, Any], ...] = (
 )
 #: K of a dense layer or of one scale a row, and N, in sizes that suit every kernel and that suit few
 _EVEN, _ODD = ((64, 256), (96, 128)), ((19, 96), (33, 80), (7, 37))
+_OTHERS = ("moe", "lm_head", "embedding")
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -82,7 +83,9 @@ def usual_layers(formats: Iterable[str | None] = (None,), seed: int = 0) -> list
     shuffled = random.Random(seed)
     for form in formats:
         for weights, inputs, outputs in _sides():
-            for kind in ("linear", shuffled.choice(("moe", "lm_head", "embedding"))):
+            # of what there is little of, every kind
+            few = weights is None or weights.type == "float"
+            for kind in ("linear", *(_OTHERS if few else (shuffled.choice(_OTHERS),))):
                 n, k = _size(shuffled, weights, inputs)
                 found.append(
                     Layer(
