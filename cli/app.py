@@ -158,6 +158,17 @@ def rules(
     raise typer.Exit(rules_command(check=check, coverage=coverage, as_json=as_json))
 
 
+@app.command("new-plugin")
+def new_plugin(
+    name: str = typer.Argument(..., metavar="NAME", help="Of the distribution: my-kernels is imported as my_kernels."),
+    path: Path | None = typer.Option(None, "--path", metavar="DIR", help="Where to make its folder; default: here."),
+) -> None:
+    """Write a plugin (a rule, a scheme, a kernel, tests that pass) to be changed into your own."""
+    from .new_plugin import new_plugin_command
+
+    raise typer.Exit(new_plugin_command(name, path))
+
+
 @app.command()
 def doctor(as_json: bool = _JSON) -> None:
     """Versions, device, plugins, and what is missing."""

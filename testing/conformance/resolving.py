@@ -35,7 +35,9 @@ def resolved(registry: Registry, layer: Layer) -> tuple[Layer, Rule] | None:
 @cache
 def usual_resolved(registry: Registry) -> tuple[tuple[Layer, Rule], ...]:
     """All usual layers that some rule takes."""
-    found = (resolved(registry, layer) for layer in usual_layers())
+    # a plugin's own formats may hold what others hold too, and there its own kernels are asked for
+    layers = (*usual_layers(sorted(registry.formats - FORMATS)), *usual_layers())
+    found = (resolved(registry, layer) for layer in layers)
     return tuple(pair for pair in found if pair is not None)
 
 
