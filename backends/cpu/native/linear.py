@@ -20,7 +20,7 @@ from ..activations import seen_inputs
 from ..dequant import nan_rows
 from ..linear import EXTRA, CpuLinear
 from ..tracing import recording
-from . import moe, product, tiles
+from . import moe, pages, product, tiles
 from .weights import Layout, pack_codes, sorted_columns, unpack_codes, unpack_rows
 
 _MXFP8 = ("w8a8_mxfp8", "w8a16_mxfp8")
@@ -58,9 +58,9 @@ class NativeLinear(CpuLinear):
         codes = operands.codes.contiguous()
         state["packed"], nan = pack_codes(codes, layout, columns)
         scale = operands.scale.view(torch.uint8) if self.nv else operands.scale
-        state["scale"] = tiles.to_tiles(self._outputs(scale))
+        state["scale"] = pages.moved(tiles.to_tiles(self._outputs(scale)))
         if operands.zero_point is not None:
-            state["zero"] = self._pack_zeros(operands.zero_point)
+            state["zero"] = pages.moved(self._pack_zeros(operands.zero_point))
         addend = operands.bias
         if nan:
             addend = nan_rows(codes.view(torch.int8))["nan_rows"] + (0 if addend is None else addend.float())

@@ -15,7 +15,7 @@ from ..microfloat_planes import FP4 as NIBBLES
 from ..microfloat_planes import _bytes as bytes_of
 from ..scratch import chunk_rows
 from ..tracing import recording
-from . import product, tiles
+from . import pages, product, tiles
 from .library import load
 from .product import FP4, FP8, INT
 
@@ -75,7 +75,7 @@ def sorted_columns(g_idx: Tensor, groups: int) -> tuple[Tensor, int]:
 def pack_codes(codes: Tensor, layout: Layout, columns: Tensor | None) -> tuple[Tensor, bool]:
     """int8 or float8_e4m3fn [N, K], contiguous, to int32 [padded N, dwords]; and whether e4m3 codes hold a NaN. Raises
     ``ValueError`` for values that the format does not have."""
-    packed = torch.empty(tiles.padded(layout.n), layout.dwords, dtype=torch.int32, device="cpu")
+    packed = pages.empty(tiles.padded(layout.n), layout.dwords, dtype=torch.int32)
     shape = product.describe(packed, None, None, columns, None, 1.0, layout.numbers())
     bits = codes.view(torch.uint8)
     error = load().qd_pack(ctypes.byref(shape), bits.data_ptr(), packed.data_ptr(), torch.get_num_threads())
