@@ -105,7 +105,7 @@ class LayerTable:
         self.problems: list[Problem] = problems
         self.fusions: Mapping[str, Sequence[str]] = fusions or {}
         self.layers: dict[str, Resolution] = {}
-        self._stored = stored or {}
+        self.stored: Mapping[str, Resolution] = stored or {}
         self._index = TargetIndex([(group.name, group.targets) for group in config.groups], config.ignore)
         self._transforms = Transforms(config.transform_config, self._index.budget)
         self._groups = {group.name: group for group in config.groups}
@@ -125,7 +125,7 @@ class LayerTable:
         """One layer of the checkpoint."""
         known = self.layers.get(name)
         if known is None:
-            known = self.layers[name] = self._stored.get(name) or self._resolve(name, kind, tuple(classes))
+            known = self.layers[name] = self.stored.get(name) or self._resolve(name, kind, tuple(classes))
         return known
 
     def cache(self, name: str) -> Resolution | None:

@@ -1,0 +1,43 @@
+"""One line in vLLM's log: how many layers go by which scheme and kernel, and the command that explains them."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from typing import Any
+
+from quantdispatch.engines.adapters.layers import Members
+from quantdispatch.registry.resolution import Resolution
+
+LOG = logging.getLogger("vllm.plugins.quantdispatch")
+
+
+class Report:
+    """Collects while modules are built and loaded; :meth:`say` once they are. ``source``: what to explain."""
+
+    def __init__(self, source: str = "") -> None:
+        self.source = source
+        self.kernels: dict[str, tuple[str, str]] = {}
+        self._refused: set[str] = set()
+
+    def note(self, layer: Resolution, kernel: str) -> None:
+        """The kernel of a layer of the checkpoint."""
+        self.kernels[layer.name] = (layer.scheme or "dense", kernel)
+
+    def refused(self, module: Members, reason: Exception) -> None:
+        """vLLM has no kernel for a scheme that it has a class for. Said once for a scheme."""
+        scheme = module.first.scheme or ""
+        if scheme not in self._refused:
+            self._refused.add(scheme)
+            LOG.debug("vLLM cannot compute %s here (%s); quantdispatch does", scheme, reason)
+
+    def line(self, ranks: int = 1) -> str:
+        """``quantdispatch: 210 layers wNa16_int on cpu/native, 1 dense on torch; quantdispatch explain PATH``."""
+        counted = Counter(self.kernels.values())
+        parts = [
+            f"{n} {'layers' if n > 1 else 'layer'} {scheme} on {kernel}" for (scheme, kernel), n in counted.items()
+        ]
+        return f"quantdispatch: {', '.join(parts) or 'no quantized layer'}; why: quantdispatch explain {self.source}"
+
+    def say(self, *args: Any) -> None:
+        LOG.info("%s", self.line())
