@@ -9,6 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ...registry import gpus
 from .compat import INTERPRETED
 
 
@@ -32,7 +33,7 @@ def family_of(index: int) -> str:
     if torch.version.hip:
         return str(torch.cuda.get_device_properties(index).gcnArchName).partition(":")[0]
     major, minor = torch.cuda.get_device_capability(index)
-    return {(8, 9): "sm89"}.get((major, minor), f"sm{major}0")
+    return gpus.family_of(f"sm{major}{minor}")
 
 
 def family(x: Tensor) -> str:
