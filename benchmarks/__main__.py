@@ -1,6 +1,6 @@
 """``python -m benchmarks [NAME ...] [--json FILE]``: run some or all measurements and print them as tables.
 
-``python -m benchmarks presets|minilm [OPTIONS]`` measures real models and writes a page of docs/.
+``python -m benchmarks presets|minilm|front_page [OPTIONS]`` measures real models and writes a page.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 #: these write a page of docs/ each and have options of their own
-PAGES = ("presets", "minilm")
+PAGES = ("presets", "minilm", "front_page")
 NAMES = (
     "startup",
     "resolve",

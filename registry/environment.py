@@ -43,6 +43,7 @@ class Environment:
 
     @property
     def facts(self) -> Mapping[str, Any]:
+        """All of it by name, as requirements test it: ``device``, ``arch``, ``isa.avx2``, ``package.triton``."""
         return {"device": self.device, "arch": self.arch, **dict(self.items)}
 
     @classmethod
@@ -91,6 +92,7 @@ class Environment:
         return f"cpu ({best}, {threads} thread{'s' if threads != 1 else ''})"
 
     def to_json(self) -> dict[str, Any]:
+        """The facts as JSON has them; what is absent or unknown is ``null``."""
         shown = {k: (None if v in (ABSENT, UNKNOWN) else v) for k, v in self.items}
         return {"device": self.device, "arch": self.arch, **shown}
 

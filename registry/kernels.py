@@ -60,14 +60,17 @@ class Kernel:
 
     @property
     def backend(self) -> str:
+        """The part of the name before the slash."""
         return self.name.partition("/")[0]
 
     @property
     def predicate(self) -> Predicate:
+        """``requires``, which is a predicate from the constructor on."""
         assert isinstance(self.requires, Predicate)
         return self.requires
 
     def to_json(self) -> dict[str, Any]:
+        """Name, backend, ranks and requirements, as ``rules --json`` has them."""
         return {
             "name": self.name,
             "backend": self.backend,

@@ -60,20 +60,24 @@ class Plan:
 
     @property
     def architecture(self) -> str | None:
+        """First of the config's ``architectures``: ``LlamaForCausalLM``."""
         names = self.raw.get("architectures")
         return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else None
 
     @property
     def model_type(self) -> str | None:
+        """The config's ``model_type``: ``llama``."""
         name = self.raw.get("model_type")
         return name if isinstance(name, str) else None
 
     @property
     def format(self) -> str | None:
+        """Compression format at the top of the config; a group's own beats it."""
         return self.config.format
 
     @property
     def version(self) -> str | None:
+        """Version of compressed-tensors that wrote the config, where it says so."""
         return self.config.version
 
     @cached_property

@@ -39,6 +39,7 @@ class Table(Sequence[Row]):
 
     @property
     def registry(self) -> Registry:
+        """The rules and kernels that the table is about."""
         return self.origin.registry
 
 

@@ -25,6 +25,7 @@ from ..memory import release_free_memory
 from ..modules import QuantLinear
 from ..packed import PackedLayer
 from ..progress import on_terminal, track
+from ..single_row import share_single_rows
 from ..tensors import dtype_name, read_tensor
 from ..transform_loading import TransformLoader, matrices, own_tensors, say_folded
 from .cache import AttentionCache
@@ -262,6 +263,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.quantization_config.dequantize:
             if self._prepared is None or self._prepared.backend in (None, "cpu"):
                 quicken(model)
+            share_single_rows(model)
             model.quantdispatch_plan = self._plan
             # no gradient passes a packed layer: what is left asks for none, so that a plain call needs no no_grad()
             model.requires_grad_(False)
@@ -293,6 +295,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
 
     @property
     def is_trainable(self) -> bool:
+        """Never: packed weights are no parameters."""
         return False
 
     @property
@@ -300,6 +303,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         return True
 
     def is_serializable(self, *args: Any, **kwargs: Any) -> bool:
+        """Always: ``save_pretrained`` writes a compressed-tensors checkpoint again."""
         return True
 
     def get_weight_conversions(self) -> list[Any]:

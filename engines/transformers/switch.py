@@ -58,6 +58,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
+    """Do plain transformers loaders use quantdispatch at present?"""
     return auto.AUTO_QUANTIZER_MAPPING.get(METHOD) is QuantDispatchHfQuantizer
 
 

@@ -53,6 +53,7 @@ class Rule:
 
     @property
     def predicate(self) -> Predicate:
+        """``when``, which is a predicate from the constructor on."""
         assert isinstance(self.when, Predicate)
         return self.when
 
@@ -70,6 +71,7 @@ class Rule:
         return {engine: text for engine, text in sorted(found.items()) if text}
 
     def to_json(self) -> dict[str, Any]:
+        """Name, scheme, conditions and origin, as ``rules --json`` has them."""
         return {
             "name": self.name,
             "scheme": self.scheme,
