@@ -66,11 +66,11 @@ def form_of(args: QuantArgs, scheme: str) -> Form:
 
 def unsigned(codes: Tensor, kind: types.WeightType) -> Tensor:
     """Operands' codes [N, K] to uint8 [N, K] as Marlin numbers them. Raises ``QuantDispatchError`` for NaN."""
-    if kind is types.FLOAT4:
+    if kind == types.FLOAT4:
         packed = pack_floats(codes, 4)
         return torch.stack((packed & 15, packed >> 4), dim=-1).flatten(1)
     octets = codes.contiguous().view(torch.uint8)
-    if kind is types.FLOAT8:
+    if kind == types.FLOAT8:
         if bool((octets & 0x7F == 0x7F).any()):
             raise QuantDispatchError(
                 "Marlin reads a NaN weight as a number", field="weight", observed="NaN", required="finite codes"
@@ -81,9 +81,9 @@ def unsigned(codes: Tensor, kind: types.WeightType) -> Tensor:
 
 def signed(octets: Tensor, kind: types.WeightType) -> Tensor:
     """The inverse of :func:`unsigned`."""
-    if kind is types.FLOAT4:
+    if kind == types.FLOAT4:
         return unpack_floats((octets[:, ::2] | octets[:, 1::2] << 4).contiguous(), 4)
-    if kind is types.FLOAT8:
+    if kind == types.FLOAT8:
         return octets.contiguous().view(torch.float8_e4m3fn)
     return (octets - (1 << (kind.bits - 1))).view(torch.int8)
 

@@ -171,4 +171,4 @@ def multiprocessors(device: torch.device) -> int:
 
 def _bits(values: Tensor | None) -> Tensor:
     assert values is not None
-    return values.contiguous().view(torch.uint8)
+    return values.reshape(-1).contiguous().view(torch.uint8)
