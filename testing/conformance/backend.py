@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, ClassVar
 
 from ...registry.environment import Environment
@@ -15,7 +15,7 @@ from .layers import LAYER_CAPABILITIES, Layer
 from .resolving import resolved, scheme_of, usual_resolved
 from .subject import Conformance
 from .trial import Trial
-from .usual_layers import covering
+from .usual_layers import covering, varied
 
 #: admitted layers that a kernel's are chosen from
 _POOL = 250
@@ -66,10 +66,15 @@ class BackendConformance(Conformance):
         return list(self.records)
 
     def layers_of(self, part: str) -> Sequence[Layer]:
-        usual = (layer for layer, _ in usual_resolved(self.registry) if self.fits(layer) and self.admits(part, layer))
         given = [found[0] for layer in self.layers if (found := resolved(self.registry, layer))]
         given = [layer for layer in given if self.admits(part, layer)]
-        return [*given, *covering(islice(usual, _POOL), self.most_layers - len(given))]
+        usual = list(islice(self._admitted(part, (layer for layer, _ in usual_resolved(self.registry))), _POOL))
+        if len(usual) < self.most_layers:
+            usual += self._admitted(part, varied((*given, *usual)))
+        return [*given, *covering(usual, self.most_layers - len(given))]
+
+    def _admitted(self, part: str, layers: Iterable[Layer]) -> Iterator[Layer]:
+        return (layer for layer in layers if self.fits(layer) and self.admits(part, layer))
 
     def admits(self, part: str, layer: Layer) -> bool:
         """Does the kernel's record take this layer?"""
@@ -80,9 +85,11 @@ class BackendConformance(Conformance):
         """Capabilities of layers that the records admit, each with a kernel and a layer that shows it."""
         found: dict[str, str] = {}
         for part in self.parts():
-            for layer in self.chosen_layers(part):
-                for name in layer.capabilities & LAYER_CAPABILITIES.keys():
-                    found.setdefault(name, f"{part} takes {layer}")
+            layers = chain(self.chosen_layers(part), (layer for layer, _ in usual_resolved(self.registry)))
+            for layer in layers:
+                new = layer.capabilities - found.keys()
+                if new and self.fits(layer) and self.admits(part, layer):
+                    found |= dict.fromkeys(new, f"{part} takes {layer}")
         return found
 
     def trial(self, layer: Layer) -> Trial:

@@ -17,6 +17,7 @@ from .scheme_checks import CHECKS
 from .subject import Conformance
 from .trial import Trial
 from .truth import Truth
+from .usual_layers import covering, varied
 from .written import written
 
 
@@ -77,13 +78,10 @@ class SchemeConformance(Conformance):
 
     def layers_of(self, part: str) -> Sequence[Layer]:
         pool = layers_of_rule(self.registry, self.found[part], self.layers, self.fits)
-        return pool[: self.most_layers] if len(pool) <= self.most_layers else self._covering(pool)
-
-    def _covering(self, pool: Sequence[Layer]) -> Sequence[Layer]:
-        from .usual_layers import covering
-
         given = [layer for layer in pool if layer in self.layers]
         rest = [layer for layer in pool if layer not in self.layers]
+        if len(rest) < self.most_layers:
+            rest += [layer for layer in varied(pool) if self.fits(layer)]
         return [*given, *covering(rest, self.most_layers - len(given))]
 
     def admitted_capabilities(self) -> Mapping[str, str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import combinations
 from math import lcm
 from typing import Any
@@ -76,11 +77,16 @@ def _caches() -> Iterator[Layer]:
                 yield Layer(None, scales, kind=kind, n=4, k=16, dtype=dtype, scale_dtype=_DTYPES[number - 1])
 
 
-def usual_layers(formats: Iterable[str | None] = (None,), seed: int = 0) -> list[Layer]:
-    """All of them for each of ``formats``, in an order that ``seed`` decides. Sizes, dtypes and bias vary along, so
+def usual_layers(formats: Iterable[str | None] = (None,)) -> tuple[Layer, ...]:
+    """All of them for each of ``formats``, in an order that is always the same and means nothing. Sizes, dtypes and bias vary along, so
     that each meets each without multiplying the layers."""
+    return _usual(tuple(formats))
+
+
+@cache
+def _usual(formats: tuple[str | None, ...]) -> tuple[Layer, ...]:
     found = []
-    shuffled = random.Random(seed)
+    shuffled = random.Random(0)
     for form in formats:
         for weights, inputs, outputs in _sides():
             # of what there is little of, every kind
@@ -96,12 +102,27 @@ def usual_layers(formats: Iterable[str | None] = (None,), seed: int = 0) -> list
                 )  # fmt: skip
         found += [cache.with_(format=form) for cache in _caches()]
     shuffled.shuffle(found)
-    return found
+    return tuple(found)
 
 
-def _size(choices: random.Random, *sides: QuantArgs | None) -> tuple[int, int]:
-    n, k = choices.choice(_EVEN if choices.random() < 0.6 else _ODD)
+def varied(layers: Iterable[Layer]) -> Iterator[Layer]:
+    """Each of ``layers`` in every dtype, with and without a bias, and in a size that few kernels like: what takes only
+    a few ways to quantize is tried with these."""
+    for layer in layers:
+        biases = (False,) if layer.kind in ("embedding", "kv_cache", "attention") else (True, False)
+        for number, (dtype, bias) in enumerate((dtype, bias) for dtype in _DTYPES for bias in biases):
+            yield layer.with_(dtype=dtype, bias=bias, scale_dtype=_DTYPES[number % 3])
+            if layer.kind not in ("kv_cache", "attention"):
+                n, k = _size(random.Random(number), layer.weights, layer.inputs, odd=True)
+                yield layer.with_(dtype=dtype, bias=bias, n=n, k=k)
+
+
+def _size(choices: random.Random, *sides: QuantArgs | None, odd: bool | None = None) -> tuple[int, int]:
+    n, k = choices.choice(_ODD if (choices.random() >= 0.6 if odd is None else odd) else _EVEN)
     unit = lcm(*(side.group_size for side in sides if side is not None and side.group_size and side.group_size > 0))
+    block = next((side.block_structure for side in sides if side is not None and side.block_structure), None)
+    if block is not None and choices.random() < 0.5:
+        k = block[1] * 8
     # whole groups; and where they are small, enough of them
     return n, (k if k % unit == 0 else unit * (3 if unit >= 64 else 6))
 
