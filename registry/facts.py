@@ -51,6 +51,7 @@ class LayerFacts:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
+        """Facts by name, as a rule's predicate tests them: ``kind``, ``weights.num_bits``."""
         facts: dict[str, Any] = {"kind": self.kind, "format": self.format}
         for side in SIDES:
             facts.update(args_facts(side, getattr(self, side)))
@@ -97,6 +98,7 @@ class KernelSpec:
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:
+        """Facts by name, as requirements test them: ``op``, ``weights.num_bits``, ``k%group``."""
         facts: dict[str, Any] = {"op": self.op, "kind": self.kind, "scheme": self.scheme, "dtype": self.dtype}
         for side in SIDES:
             facts.update(args_facts(side, getattr(self, side)))
