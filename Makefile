@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages docs bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -33,6 +33,7 @@ help:
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
 	@echo "make pages     write the generated pages of docs/ again"
+	@echo "make docs      build the site of docs/ and check its links"
 	@echo "make bench     the benchmarks whose figures stand in the README"
 	@echo "make clean     remove what was built and cached"
 
@@ -129,7 +130,14 @@ types: $(STAMP)
 # A test says when they are stale.
 pages: $(STAMP)
 	$(BIN)/quantdispatch rules --docs docs
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m benchmarks front_page --page
 	$(BIN)/python -m benchmarks.engine_surprises
+
+# Strictly: a link within the pages that leads nowhere, or a page that no menu names, is an error.
+docs: $(STAMP)
+	$(BIN)/python -m sphinx -q -W --keep-going -b html -d .cache/doctrees docs .cache/site
+	@echo "the site: .cache/site/index.html"
 
 bench: $(LIBRARY)
 	$(BIN)/python -m benchmarks $(ARGS)
