@@ -76,6 +76,7 @@ class KernelSpec:
     ``n``, ``k``: outputs and inputs, ``None`` while unknown. ``dtype``: of the activations, e.g. ``"bfloat16"``.
     ``group_size``: columns of K that share a scale: the group, the block's width, or K for channel and tensor scales.
     ``allow``: names of :data:`.allowances.ALLOWANCES` that the user has asked for.
+    ``measured``: kernels that were measured for this task, fastest first; ``measured_by``: where that stands.
     ``has_g_idx``: columns belong to groups through a stored index. ``reference``: ``"module:attr"`` of the scheme's
     numerics class (the ``reference`` backend runs it). ``facts``: further facts a scheme wants kernels to see.
     """
@@ -95,6 +96,8 @@ class KernelSpec:
     reference: str = ""
     facts: tuple[tuple[str, Any], ...] = field(default=())
     allow: frozenset[str] = frozenset()
+    measured: tuple[str, ...] = ()
+    measured_by: str = ""
 
     @cached_property
     def flat(self) -> Mapping[str, Any]:

@@ -100,11 +100,13 @@ class KernelCandidate:
 
 @dataclass(frozen=True)
 class Selection:
-    """The chosen kernel (or ``None``), the conditions it stands under, and every candidate in rank order."""
+    """The chosen kernel (or ``None``), the conditions it stands under, and every candidate in rank order. ``ranked``:
+    where its place comes from, if it is not the usual order of backends."""
 
     kernel: Kernel | None
     conditions: tuple[str, ...]
     trace: tuple[KernelCandidate, ...]
+    ranked: str = ""
 
 
 def ordered(kernels: Iterable[Kernel], ranks: Mapping[str, int]) -> list[Kernel]:

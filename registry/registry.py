@@ -13,6 +13,7 @@ from .bounded import Bounded
 from .environment import Environment
 from .errors import PluginError, QuantDispatchError
 from .facts import KernelSpec, LayerFacts
+from .kernel_ranks import arranged, why
 from .kernels import BACKEND_RANKS, Kernel, Selection, ordered, select
 from .lazy import load_target
 from .plugins import OWN, Collected, PluginStatus, Source, collect, installed_plugins
@@ -21,7 +22,13 @@ from .scheme import Scheme, scheme_fault
 from .settlement import DISABLING, RegistryProblem, settle
 from .table import Decision, RuleCandidate, RuleTable
 
-BUILTIN_KERNELS = ("quantdispatch.backends.cpu:kernels", "quantdispatch.backends.reference:kernels")
+BUILTIN_KERNELS = (
+    "quantdispatch.backends.cpu:kernels",
+    "quantdispatch.backends.marlin:kernels",
+    "quantdispatch.backends.torch_cuda:kernels",
+    "quantdispatch.backends.triton:kernels",
+    "quantdispatch.backends.reference:kernels",
+)
 
 
 class Registry:
@@ -83,7 +90,11 @@ class Registry:
         self.check_backend(backend)
         key = (spec, environment, backend, probe)
         if key not in self._selected:
-            self._selected[key] = select(spec, environment.facts, self.kernels, backend=backend, probe=probe)
+            facts = environment.facts
+            kernels = arranged(self.kernels, spec, facts, self.ranks)
+            selection = select(spec, facts, kernels, backend=backend, probe=probe)
+            ranked = why(selection.kernel, spec, facts, self.ranks)
+            self._selected[key] = replace(selection, ranked=ranked) if ranked else selection
         return self._selected[key]
 
     def check_backend(self, backend: str | None) -> None:

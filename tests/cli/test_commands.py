@@ -97,7 +97,7 @@ def test_why_not_says_who_ranks_higher(tiny_checkpoint: Checkpoint, capsys: Capt
     [
         (["--layer", "model.layers.0.mlp.up_pro"], "did you mean model.layers.0.mlp.up_proj"),
         (["--layer", "zzz"], "the plan has"),
-        (["--why-not", "warp"], "no backend 'warp' is installed; installed: cpu, reference"),
+        (["--why-not", "warp"], "no backend 'warp' is installed; installed: cpu, marlin, reference, torch, triton"),
         (["--device", "tpu"], "unknown device 'tpu'"),
         (["--device", "cuda:gfx942"], "unknown device"),
     ],
