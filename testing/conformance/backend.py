@@ -87,7 +87,7 @@ class BackendConformance(Conformance):
         for part in self.parts():
             layers = chain(self.chosen_layers(part), (layer for layer, _ in usual_resolved(self.registry)))
             for layer in layers:
-                new = layer.capabilities - found.keys()
+                new = layer.capabilities & (LAYER_CAPABILITIES.keys() - found.keys())
                 if new and self.fits(layer) and self.admits(part, layer):
                     found |= dict.fromkeys(new, f"{part} takes {layer}")
         return found

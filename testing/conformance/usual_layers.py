@@ -78,8 +78,8 @@ def _caches() -> Iterator[Layer]:
 
 
 def usual_layers(formats: Iterable[str | None] = (None,)) -> tuple[Layer, ...]:
-    """All of them for each of ``formats``, in an order that is always the same and means nothing. Sizes, dtypes and bias vary along, so
-    that each meets each without multiplying the layers."""
+    """All of them for each of ``formats``, in an order that is always the same and means nothing. Sizes, dtypes and
+    bias vary along, so that each meets each without multiplying the layers."""
     return _usual(tuple(formats))
 
 

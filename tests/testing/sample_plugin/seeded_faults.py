@@ -288,5 +288,5 @@ def rule(numerics: type, **wider: Any) -> Rule:
     """A rule for a format of the numerics' name; ``wider`` changes what it takes of weights."""
     scheme, name = scheme_of(numerics), numerics.__name__
     args = {"type": "int", "num_bits": 4, "strategy": {"channel", "group"}, "dynamic": False, "actorder": None, **wider}
-    when = When(kind="linear", format=name, weights=Args(**args), inputs=Absent, outputs=Absent)
+    when = When(kind="linear", format=name.lower(), weights=Args(**args), inputs=Absent, outputs=Absent)
     return Rule(name, when=when, scheme=f"{__name__}:{scheme.__name__}")
