@@ -1,0 +1,177 @@
+"""Routed experts of SGLang on quantdispatch's kernels: every projection of every expert is a layer of its own, in any
+mix of formats, and all of them one call where their kernel can do that. Routing stays SGLang's.
+
+SGLang's loader finds out which of the experts this rank has, and where; from there the tensors come here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from quantdispatch.engines.adapters.cutting import Cut
+from quantdispatch.engines.adapters.layers import Members
+from quantdispatch.engines.adapters.parts import Bound, Part
+from quantdispatch.registry.errors import CheckpointError, ConfigError
+from quantdispatch.registry.resolution import Resolution
+from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
+from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
+from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
+from torch import Tensor
+from torch.nn import Module
+
+from .activation import Run, gated, runner
+from .linear import add_placeholders, drop_placeholders
+from .report import Report
+
+#: SGLang's names of an expert's projections
+GATE, UP, DOWN = "w1", "w3", "w2"
+
+
+class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
+    """``projections``: of gate, what it gates (if anything) and down, every expert's layer. ``shared``: the same of
+    the shared expert, where SGLang keeps it among the routed ones."""
+
+    def __init__(
+        self, quant_config: Any, projections: Sequence[Members], report: Report, shared: Sequence[Resolution] = ()
+    ) -> None:
+        self.quant_config = self.quantization_config = quant_config
+        self.report = report
+        self.shards = (GATE, UP, DOWN) if len(projections) == 3 else (GATE, DOWN)
+        self.projections = dict(zip(self.shards, projections, strict=True))
+        self.shared = dict(zip(self.shards, shared, strict=True)) if shared else {}
+        self._run: Run | None = None
+
+    # -- loading
+
+    def create_weights(
+        self,
+        layer: Any,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size_per_partition: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        self.count, self.hidden, self.inner = num_experts, hidden_size, intermediate_size_per_partition
+        self.dtype, self.device = params_dtype, torch.empty(0).device
+        self.prefix = layer.layer_name
+        self._check(extra_weight_attrs)
+        self._entry = extra_weight_attrs.get("weight_loader")
+        layer._weight_loader_impl = partial(self._load, layer)
+        self._wait(layer)
+
+    def _wait(self, layer: Module) -> None:
+        self.parts: dict[tuple[int, str], Part] = {}
+        self.placeholders: tuple[str, ...] = ()
+        for stem, shards in (("w13_", self.shards[:-1]), ("w2_", self.shards[-1:])):
+            layers = [r for shard in shards for r in (*self.projections[shard].layers, *self._shared(shard))]
+            self.placeholders += add_placeholders(layer, _schemes(layers), stem, self._enter)
+
+    def _shared(self, shard: str) -> tuple[Resolution, ...]:
+        return (self.shared[shard],) if self.shared else ()
+
+    def _enter(self, name: str, param: Any, *args: Any, **kwargs: Any) -> None:
+        """SGLang's own loader goes first: it knows where experts are. It comes back with :meth:`_load`."""
+        if self._entry is None:
+            raise ConfigError("SGLang gave no loader for these experts", layer=self.prefix)
+        param.quantdispatch_name = name
+        self._entry(param, *args, **kwargs)
+
+    def _load(
+        self, layer: Any, *, param: Any, loaded_weight: Tensor, weight_name: str, shard_id: str, expert_id: int
+    ) -> None:
+        """``expert_id``: of the expert among this rank's."""
+        name = param.quantdispatch_name
+        part = self._part(layer, shard_id, expert_id)
+        if name in part.names:
+            part.take(name, loaded_weight.to(self.device))
+
+    def _part(self, layer: Any, shard: str, local: int) -> Part:
+        part = self.parts.get((local, shard))
+        if part is None:
+            resolved = self._layer(layer, shard, local)
+            part = Part(resolved, self._cut(layer, shard), *self._size(shard), self.dtype, device=str(self.device))
+            self.parts[local, shard] = part
+        return part
+
+    def _layer(self, layer: Any, shard: str, local: int) -> Resolution:
+        """Which layer of the checkpoint it is that is here: experts may be anywhere, and in several places."""
+        routed = layer._num_local_routed
+        if local >= routed:
+            return self.shared[shard]
+        members = self.projections[shard]
+        if members.alike and get_global_expert_location_metadata() is not None:
+            return members.first
+        return members.layers[(layer._expert_storage_rank * routed + local) % len(members.layers)]
+
+    def _cut(self, layer: Any, shard: str) -> Cut:
+        if layer.moe_tp_size == 1 or layer.use_presharded_weights:
+            return Cut()
+        mine = (layer.moe_tp_rank * self.inner, self.inner)
+        return Cut(inputs=mine) if shard == DOWN else Cut(outputs=mine)
+
+    def _size(self, shard: str) -> tuple[int, int]:
+        return (self.hidden, self.inner) if shard == DOWN else (self.inner, self.hidden)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        if not self.placeholders:  # done before
+            return
+        bound = [[self._bind(local, shard) for shard in self.shards] for local in range(self.count)]
+        for (local, shard), part in self.parts.items():
+            self.report.note(part.name, part.scheme.name, bound[local][self.shards.index(shard)].kernel)
+        drop_placeholders(layer, self.placeholders)
+        self.placeholders = ()
+        self.parts.clear()
+        self._run = runner(bound, gated(self.moe_runner_config), self.hidden)
+
+    def restore_weights_before_loading(self, layer: Any) -> None:
+        """New weights are coming for a module that computes already."""
+        if not self.placeholders:
+            self._wait(layer)
+
+    def _bind(self, local: int, shard: str) -> Bound:
+        part = self.parts.get((local, shard))
+        if part is None:
+            raise CheckpointError(
+                f"no tensor of expert {local} of this rank was in the weights", layer=self.projections[shard].name,
+                remedy="config.json and the weights are of two models, or a file is missing",
+            )  # fmt: skip
+        return part.bind()
+
+    # -- running
+
+    def create_moe_runner(self, layer: Module, moe_runner_config: Any) -> None:
+        """There is none: SGLang hands over tokens as they are, and their experts by their numbers on this rank."""
+        self.moe_runner_config = moe_runner_config
+        gated(moe_runner_config)  # what cannot be computed is told before weights are loaded
+
+    def apply(self, layer: Any, dispatch_output: Any) -> Any:
+        assert self._run is not None
+        x = dispatch_output.hidden_states
+        weights, index, _ = dispatch_output.topk_output
+        config = self.moe_runner_config
+        weights = weights.to(torch.float32)
+        if config.apply_router_weight_on_input:
+            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        index = index.to(torch.int64)
+        index = torch.where(index < 0, self.count, index)  # an expert that lives elsewhere adds nothing
+        y = self._run(x, index, weights)
+        # elsewhere it is the model that applies the factor
+        if config.routed_scaling_factor is not None and x.is_cuda:
+            y = y * config.routed_scaling_factor
+        return StandardCombineInput(hidden_states=y)
+
+    def _check(self, attributes: dict[str, Any]) -> None:
+        if attributes.get("with_bias"):
+            raise ConfigError(
+                "experts with a bias are not computed by quantdispatch in SGLang", layer=self.prefix,
+                remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0",
+            )  # fmt: skip
+
+
+def _schemes(layers: Sequence[Resolution]) -> list[Resolution]:
+    """One layer for each way of storing: experts are many and mostly alike."""
+    return list({id(layer.scheme_object): layer for layer in layers}.values())

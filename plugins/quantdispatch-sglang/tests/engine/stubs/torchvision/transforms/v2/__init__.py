@@ -1,0 +1,3 @@
+from .. import InterpolationMode, functional
+
+__all__ = ["InterpolationMode", "functional"]

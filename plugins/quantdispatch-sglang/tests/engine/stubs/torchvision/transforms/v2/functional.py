@@ -1,0 +1,3 @@
+from ..functional import InterpolationMode, __getattr__
+
+__all__ = ["InterpolationMode", "__getattr__"]
