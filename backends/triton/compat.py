@@ -45,7 +45,11 @@ def compile_for(
     """
     names = function.arg_names
     types = {name: "constexpr" if name in constants else signature[name] for name in names}
-    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in divisible if name in signature}
+    attributes = {
+        (names.index(name),): [["tt.divisibility", 16]]
+        for name in names
+        if name in divisible and types[name] != "constexpr"
+    }
     source = ASTSource(
         fn=function,
         signature=types,

@@ -31,6 +31,10 @@ DENSE_FROM = 1024
 #: tiles of K that a split has at least: the loop's beginning and the sum have to be worth it
 _LEAST_TILES = 4
 _MOST_SPLITS = 16
+#: families with processors of 100 KB of shared memory among them (sm86, sm89, sm120)
+_SMALL_MEMORY = frozenset({"sm80", "sm89", "sm120"})
+#: bytes of shared memory that a program of each family can have
+SHARED = {"sm80": 101376, "sm89": 101376, "sm90": 232448, "sm100": 232448, "sm120": 101376, "gfx942": 65536}
 
 
 def bucket(m: int) -> int:
@@ -45,16 +49,14 @@ def default(m: int, n: int, tiles: int, family: str, processors: int) -> Config:
     if family == "interpreter":
         base, resident = Config(16, 32, warps=1, stages=1), 1
     elif family == "gfx942":
-        base, resident = Config(16 if m <= 16 else 64, 64, warps=4, stages=2), 2
+        base, resident = Config(16 if m <= 16 else 32, 64, warps=4, stages=2), 2
     elif m <= 16:
         # two warps: the 16 x 8 instruction, whose short side is tokens, and the fewest instructions a code
         base, resident = Config(8 if m <= 8 else 16, 32, warps=2, stages=3), 6
-    elif m <= 32:
-        base, resident = Config(32, 64, warps=4, stages=3 if family not in ("sm89", "sm120") else 2), 2
+    elif family in _SMALL_MEMORY or m <= 32:
+        base, resident = Config(32, 64, warps=4, stages=2), 2
     else:
-        # sm89 and sm120 have 100 KB of shared memory a processor
-        small = family in ("sm89", "sm120")
-        base, resident = Config(32 if small else 64, 64 if small else 128, warps=4 if small else 8, stages=2), 1
+        base, resident = Config(64, 128, warps=8, stages=2), 1
     return replace(base, splits=_splits(base, m, n, tiles, resident * processors))
 
 
