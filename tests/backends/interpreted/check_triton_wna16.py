@@ -1,4 +1,4 @@
-"""The weight-only kernels in Triton's interpreter against float64, over random layers. Run by test_triton_interpreted."""
+"""The weight-only kernels in the interpreter against float64, over random layers. Run by test_triton_interpreted."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from quantdispatch.backends.triton.compat import INTERPRETED
 from quantdispatch.backends.triton.config import Config
 from quantdispatch.backends.triton.wna16 import WNA16Linear
