@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from fnmatch import fnmatchcase
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from ...registry.errors import QuantDispatchError
@@ -75,9 +75,12 @@ class Conformance:
         """What is built in with ``plugins``. Raises ``PluginError`` where something of them would be left out."""
         return _registry(tuple(self.plugins))
 
-    @cached_property
-    def _layers(self) -> dict[str, list[Layer]]:
-        return {}
+    #: by part; pytest makes an instance for each test, so the class remembers
+    _layers: ClassVar[dict[str, list[Layer]]]
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        cls._layers = {}
 
     def chosen_layers(self, part: str) -> list[Layer]:
         """:meth:`layers_of`, asked once."""

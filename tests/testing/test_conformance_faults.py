@@ -20,16 +20,14 @@ def all_of(base: type) -> list[type]:
     return [value for value in vars(seeded).values() if isinstance(value, type) and issubclass(value, base)]
 
 
-#: in one registry, which takes longer to build than a kernel to check
-ALL = (
-    *map(seeded.record, all_of(seeded.Sound)),
-    *map(seeded.rule, all_of(seeded.SoundNumerics)),
-)
+#: in one registry each, which takes longer to build than a kernel to check
+ALL_KERNELS = tuple(map(seeded.record, all_of(seeded.Sound)))
+ALL_RULES = tuple(map(seeded.rule, all_of(seeded.SoundNumerics)))
 
 
 def of_kernel(kernel: type, more: set[str] | None = None, **wider: Any) -> Report:
     class Seeded(BackendConformance):
-        plugins = (seeded.record(kernel, **wider),) if wider else ALL
+        plugins = (seeded.record(kernel, **wider),) if wider else ALL_KERNELS
         backend = kernel.__name__
         capabilities = seeded.CAPABILITIES | {"repeatable"} | (more or set())
         most_layers = 16
@@ -39,7 +37,7 @@ def of_kernel(kernel: type, more: set[str] | None = None, **wider: Any) -> Repor
 
 def of_scheme(numerics: type, **wider: Any) -> Report:
     class Seeded(SchemeConformance):
-        plugins = (seeded.rule(numerics, **wider),) if wider else ALL
+        plugins = (seeded.rule(numerics, **wider),) if wider else ALL_RULES
         rules = (numerics.__name__,)
         capabilities = {"zero-points"}
         most_layers = 16
