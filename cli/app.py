@@ -76,10 +76,17 @@ def explain(
     why_not: str | None = typer.Option(None, "--why-not", metavar="BACKEND", help="Why this backend was not chosen."),
     allow: list[str] = _ALLOW,
     meta: bool = typer.Option(False, "--meta", help="Build the transformers model on meta for names and classes."),
+    assume: list[str] = typer.Option(
+        [],
+        "--assume",
+        metavar="NAME=VALUE",
+        help="A package's version or a fact in place of what is here (triton=3.9.0, vllm=none, rows=1024); repeatable.",
+    ),
     as_json: bool = _JSON,
 ) -> None:
     """Which rule, scheme and kernel each layer gets, and why."""
     modules = _modules(module)
+    from .assumed import assumed
     from .explain import explain_command
 
     raise typer.Exit(
@@ -91,6 +98,7 @@ def explain(
             why_not=why_not,
             allow=allow,
             meta=meta,
+            environment=assumed(assume),
             as_json=as_json,
         )
     )
@@ -112,6 +120,29 @@ def run(
     gc.enable()
     raise typer.Exit(
         run_command(path, prompt, max_new_tokens, backend=backend, allow=allow, device=device, as_json=as_json)
+    )
+
+
+@app.command()
+def bench(
+    path: str = _PATH,
+    device: str = _DEVICE,
+    rows: list[int] = typer.Option([], "--rows", metavar="M", min=1, help="Tokens a call; repeatable."),
+    seconds: float = typer.Option(
+        0.2, "--seconds", metavar="S", min=0.0, help="For each kernel and number of rows, about."
+    ),
+    allow: list[str] = _ALLOW,
+    out: str | None = typer.Option(
+        None, "--out", metavar="FILE", help="In place of quantdispatch-choices.json beside the checkpoint."
+    ),
+    as_json: bool = _JSON,
+) -> None:
+    """Measure the kernels that could compute each layer, and write the file that plans choose by."""
+    from .bench import bench_command
+
+    gc.enable()
+    raise typer.Exit(
+        bench_command(path, device=device, rows=rows, seconds=seconds, allow=allow, out=out, as_json=as_json)
     )
 
 

@@ -24,12 +24,17 @@ def explain_command(
     why_not: str | None,
     allow: list[str],
     meta: bool,
+    environment: Mapping[str, Any] | None = None,
     as_json: bool,
 ) -> int:
     """The exit code. Raises what ``plan()`` raises, and typer's ``BadParameter`` for an unknown layer or backend."""
     if why_not is not None:
         known_backend(why_not)
-    plan = _plan_on_meta(source, device, modules or {}, allow) if meta else _plan(source, device, modules, allow)
+    named = dict(modules or {})
+    if meta:
+        plan = _plan_on_meta(source, device, named, allow, environment)
+    else:
+        plan = _plan(source, device, named or None, allow, environment)
     if layer is not None:
         _known_layer(plan, layer)
     output = Output()
@@ -50,18 +55,30 @@ def explain_command(
     return exit_code(plan, layer)
 
 
-def _plan(source: str, device: str, modules: Mapping[str, tuple[str, ...]] | None, allow: list[str]) -> Plan:
-    return make_plan(source, device=device, modules=modules, allow=allow, strict=False)
+def _plan(
+    source: str,
+    device: str,
+    modules: Mapping[str, tuple[str, ...]] | None,
+    allow: list[str],
+    environment: Mapping[str, Any] | None,
+) -> Plan:
+    return make_plan(source, device=device, modules=modules, allow=allow, environment=environment, strict=False)
 
 
-def _plan_on_meta(source: str, device: str, named: Mapping[str, tuple[str, ...]], allow: list[str]) -> Plan:
+def _plan_on_meta(
+    source: str,
+    device: str,
+    named: Mapping[str, tuple[str, ...]],
+    allow: list[str],
+    environment: Mapping[str, Any] | None,
+) -> Plan:
     """``named`` stands above what the model says. The model has modules that no file has (tied heads, containers): that
     is no problem of the checkpoint."""
     from dataclasses import replace
 
     from .meta import modules_on_meta
 
-    plan = _plan(source, device, {**modules_on_meta(source), **named}, allow)
+    plan = _plan(source, device, {**modules_on_meta(source), **named}, allow, environment)
     kept = tuple(p for p in plan.problems if p.code != "unknown-module" or p.where in named)
     return replace(plan, problems=kept)
 

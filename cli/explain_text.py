@@ -78,6 +78,7 @@ def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
     yield from name_lines(group, width)
     rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
     rows += kernel_rows(group.kernels(), len(group), brief=True) if group.first.scheme != "dense" else []
+    rows += ranked_rows(group.first, brief=True)
     rows += [("applies", text, "") for text in group.first.transforms]
     rows += [("deviates", text, "") for text in group.first.deviations]
     rows += failure_rows(group.first)
@@ -156,6 +157,13 @@ def kernel_rows(
             )
         passed = passed or answer.chosen == layers
     return [("kernels" if i == 0 else "", text, style) for i, (_, text, style) in enumerate(rows)]
+
+
+def ranked_rows(layer: Resolution, *, brief: bool = False) -> list[tuple[str, str, str]]:
+    """Where the chosen kernel's place comes from, if it is not the usual order. ``brief``: without figures, which are
+    those of one layer."""
+    text = layer.selection.ranked if layer.selection is not None else ""
+    return [("ranked", text.partition(";")[0] if brief else text, "")] if text else []
 
 
 def _brief(counts: Mapping[tuple[str, tuple[str, ...]], int]) -> Counter[tuple[str, tuple[str, ...]]]:

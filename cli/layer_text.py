@@ -6,7 +6,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .args_text import layer_text
-from .explain_text import STATUS_STYLES, failure_rows, kernel_rows, labelled, name_lines, origin, origin_rows
+from .explain_text import (
+    STATUS_STYLES,
+    failure_rows,
+    kernel_rows,
+    labelled,
+    name_lines,
+    origin,
+    origin_rows,
+    ranked_rows,
+)
 from .grouping import Group, groups
 from .output import Line
 
@@ -28,6 +37,7 @@ def layer_lines(layer: Resolution) -> Iterator[Line]:
     rows += [("scheme", layer.scheme or "none", "bold")]
     rows += _rule_rows(layer)
     rows += kernel_rows(group.kernels(), 1)
+    rows += ranked_rows(layer)
     rows += [("applies", text, "") for text in layer.transforms]
     rows += [("deviates", text, "") for text in layer.deviations]
     rows += [("same as", f"{engine}: {', '.join(classes)}", "") for engine, classes in layer.equivalents.items()]

@@ -22,7 +22,7 @@ def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: st
     ``name``: of the layer, for the message. ``backend``: the only one to consider. Raises ``NoKernelFound`` with each
     kernel's reason, and ``PluginError`` for a backend that nobody registers.
     """
-    environment = _environment(device.type)
+    environment = _environment(device_name(device))
     selection = get_registry().select(spec, environment, backend=backend, probe=True)
     if selection.kernel is not None:
         return selection.kernel
@@ -44,7 +44,15 @@ def implementation(kernel: Kernel, spec: KernelSpec) -> KernelImpl:
     return cast(KernelImpl, load_target(kernel.target)(spec))
 
 
+def device_name(device: torch.device) -> str:
+    """A device of torch as plans name it: ``cpu``, ``cuda:1``, ``rocm:0``. ROCm devices are "cuda" to torch, and each
+    of several may be of another architecture."""
+    if device.type != "cuda":
+        return device.type
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    return f"{'rocm' if torch.version.hip else 'cuda'}:{index}"
+
+
 @cache
-def _environment(kind: str) -> Environment:
-    # ROCm devices are "cuda" to torch
-    return Environment.detect("rocm" if kind == "cuda" and torch.version.hip else kind)
+def _environment(name: str) -> Environment:
+    return Environment.detect(name)

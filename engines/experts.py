@@ -145,8 +145,8 @@ class QuantExperts(nn.Module):
         if activation is None:
             return None
         fused = self._fused
-        # of many tokens nearly all experts are chosen
-        chosen = index[0].tolist() if x.shape[0] == 1 else range(self.num_experts)
+        # of many tokens nearly all experts are chosen; and reading the choice off a GPU would wait for it
+        chosen = index[0].tolist() if x.shape[0] == 1 and index.is_cpu else range(self.num_experts)
         if fused is None or fused.activation != activation or not fused.holds(chosen):
             experts = [self.expert(number).parts() for number in range(self.num_experts)]
             fused = self._fused = fuse(experts, activation)

@@ -87,11 +87,15 @@ class Fused:
     activation: str
     dtype: torch.dtype
     features: int
+    device: torch.device
     experts: list[Watched]
 
     def takes(self, x: Tensor, weights: Tensor) -> bool:
-        """Plain tensors without a gradient. What does not fit is left to the layers, which say what is wrong."""
-        if type(x) is not Tensor or x.dtype is not self.dtype or x.shape[-1] != self.features or not x.is_cpu:
+        """Plain tensors where the experts are, without a gradient. What does not fit is left to the layers, which say
+        what is wrong."""
+        if type(x) is not Tensor or x.dtype is not self.dtype or x.shape[-1] != self.features:
+            return False
+        if x.device != self.device:
             return False
         return not (torch.is_grad_enabled() and (x.requires_grad or weights.requires_grad))
 
@@ -127,7 +131,9 @@ def fuse(experts: Sequence[tuple[dict[str, nn.Module | None], tuple[str, ...], s
     if run is None:
         return None
     module = members[0][0].module
-    return Fused(run, activation, module.dtype, module.in_features, [_watched(own) for own in members])
+    # watched from here on: a kernel may have put the experts' weights into one memory
+    watched = [_watched(own) for own in members]
+    return Fused(run, activation, module.dtype, module.in_features, module.device, watched)
 
 
 def _member(siblings: dict[str, nn.Module | None], name: str) -> Member | None:

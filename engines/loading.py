@@ -15,6 +15,7 @@ from ..registry.config_locate import find_quantization_config, no_config_error
 from ..registry.errors import CheckpointError, ConfigError, UnreadableCheckpointError
 from ..registry.hub import is_hub_id
 from ..registry.plan import Plan, plan
+from .binding import device_name
 from .progress import on_terminal
 from .tensors import dtype_name
 
@@ -49,7 +50,8 @@ def load(
     _require_transformers()
     target = torch_device(device)
     folder = local_folder(path)
-    resolved = plan(folder, device=target.type, dtype=dtype_name(dtype), backend=backend, allow=allow, strict=True)
+    where, name = device_name(target), dtype_name(dtype)
+    resolved = plan(folder, device=where, dtype=name, backend=backend, allow=allow, strict=True)
     require_tensors(resolved, folder)
     _require_known_files(folder)
     with _one_at_a_time, _quiet():

@@ -11,6 +11,7 @@ from typing import Any
 from .allowances import allowances
 from .assign import add_missing_head, assign, without_tied_head
 from .checkpoint import Checkpoint, collector_paused
+from .choices import find_choices
 from .config_models import QuantConfig
 from .environment import Environment
 from .errors import ConfigError, PlanError, QuantDispatchError
@@ -127,6 +128,7 @@ def plan(
     strict: bool = True,
     backend: str | None = None,
     allow: str | Iterable[str] = (),
+    choices: str | os.PathLike[str] | bool | None = None,
     registry: Registry | None = None,
 ) -> Plan:
     """Resolve every layer of a checkpoint, reading its config and headers only.
@@ -136,8 +138,10 @@ def plan(
     ``tensor_parallel``: ranks; kernels are chosen for one rank's part. ``modules``: names to class names (or MROs),
     where there are no tensors or they tell the wrong class. ``environment``: versions and facts to assume instead of
     what is installed. ``backend``: consider only its kernels. ``allow``: what kernels may compute otherwise than
-    schemes say, ``"int8-activations"``; the plan lists it as a deviation. ``registry``: to go by in place of what is
-    installed, for tests of plugins: see :func:`quantdispatch.testing.registry_with`.
+    schemes say, ``"int8-activations"``; the plan lists it as a deviation. ``choices``: a file of measured kernels to go
+    by, else ``$QUANTDISPATCH_CHOICES`` or the one in the checkpoint's folder; ``False`` for none.
+    ``registry``: to go by in place of what is installed, for tests of plugins: see
+    :func:`quantdispatch.testing.registry_with`.
 
     Raises ``ConfigError`` and ``UnreadableCheckpointError`` for what cannot be read. ``strict``: raises ``PlanError``
     with every layer's failure in ``errors``; otherwise they stay in the plan.
@@ -150,7 +154,11 @@ def plan(
     with collector_paused():
         opened = open_source(source)
         config, problems = read_quantization(opened.raw, registry, environment)
-        layers, found = _layers(opened, config, Task(registry, environment, dtype, degree, backend, allowed), modules)
+        measured = find_choices(choices, opened.label if os.path.isdir(opened.label) else None)
+        unused = measured.problem(environment) if measured is not None else None
+        task = Task(registry, environment, dtype, degree, backend, allowed, None if unused else measured)
+        layers, found = _layers(opened, config, task, modules)
+        found += [unused] if unused is not None else []
     result = Plan(
         layers, (*problems, *found, *_registry_problems(registry)), opened.label, config, environment, device, dtype,
         degree, opened.checkpoint, opened.raw,

@@ -90,6 +90,7 @@ class Resolution:
             "scheme": self.scheme,
             "backend": self.backend,
             "kernel": self.kernel,
+            "ranked": None if self.selection is None else self.selection.ranked or None,
             "conditions": list(self.conditions),
             "deviations": list(self.deviations),
             "equivalents": {engine: list(names) for engine, names in sorted(self.equivalents.items())},

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from . import arbitration, peers
+from .choices import Choices
 from .config_models import ConfigGroup, QuantConfig
 from .environment import Environment
 from .errors import ConfigError, NoKernelFound, NoSchemeFound, QuantDispatchError
@@ -60,6 +61,7 @@ class Task:
     tensor_parallel: int = 1
     backend: str | None = None
     allow: frozenset[str] = frozenset()
+    choices: Choices | None = None
 
 
 class Resolver:
@@ -205,7 +207,9 @@ class Resolver:
                 arbitration.check_owned(module, required | optional | cached, scheme.name)
         part = result.shape and shard(module.name, scheme, result.shape, self._task.tensor_parallel)
         spec = scheme.kernel_spec(part, self._task.dtype, tensors=frozenset(own))
-        result.spec = replace(spec, allow=self._task.allow) if self._task.allow else spec
+        spec = replace(spec, allow=self._task.allow) if self._task.allow else spec
+        choices = self._task.choices
+        result.spec = spec if choices is None else choices.applied(spec, self._task.environment)
         self._check_transforms(result, module, part)
         if scheme.name == DENSE:
             result.backend = TORCH

@@ -31,7 +31,8 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
         tensors.discard("bias")
     spec = layer.scheme_object.kernel_spec(layer.shape, dtype_name(dtype), tensors=frozenset(tensors))
     if layer.spec is not None:
-        spec = replace(spec, allow=layer.spec.allow)
+        own = layer.spec
+        spec = replace(spec, allow=own.allow, measured=own.measured, measured_by=own.measured_by)
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
         raise CheckpointError(
             "the stored layer is of another shape than the model's", layer=layer.name,
