@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...registry.kernels import Kernel
-from .wna16_records import kernels as wna16
+from .wna16_records import kernels as weight_only
 
 
 def kernels() -> Iterator[Kernel]:
     """The records, best first within each op."""
-    yield from wna16()
+    yield from weight_only()

@@ -39,7 +39,8 @@ _COMMON = {("int4 g128", 1), ("int4 g128", 256)}
 def _signature(half: str, scale: int, wide: bool) -> dict[str, str]:
     pointers = {
         "x": f"*{half}", "packed": "*i32", "scale": "*u8" if scale else f"*{half}", "zero": "*u8", "columns": "*i32",
-        "bias": "*fp32", "divisor": "*fp32", "y": "*fp32" if wide else f"*{half}", "parts": "*fp32", "count": "i32",
+        "bias": "*fp32", "divisor": "*fp32", "y": "*fp32" if wide else f"*{half}", "parts": "*fp32",
+        "count": "i64", "splits": "i32",
     }  # fmt: skip
     return pointers | dict.fromkeys(_INTS, "i32")
 
@@ -50,7 +51,7 @@ def _product(family: str, half: str, m: int, form: tuple[str, int, int, int, int
     constants: dict[str, Any] = dict(
         FORM=code, BITS=bits, RUN=run, GROUP_RUNS=group_runs, SCALE=scale, ZERO=zero, COLUMNS=columns, WHOLE=True,
         BIAS=True, DIVISOR=scale == 2, DTYPE=_HALF[half], FAST=family.startswith("sm"), EXACT=False,
-        BLOCK_M=config.block_m, BLOCK_N=config.block_n, SPLITS=config.splits,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, PARTS=config.splits > 1,
         PER_SCALE=per_scale(group_runs, 32 // bits), STAGES=config.stages, WIDE=False,
     )  # fmt: skip
     absent = ([] if zero else ["zero"]) + ([] if columns else ["columns"]) + ([] if scale == 2 else ["divisor"])
@@ -71,8 +72,8 @@ def aot_cases() -> Iterator[Case]:
             yield _product(family, "fp16", m, _FORMS[0])
         common = family in ("sm80", "gfx942")
         signature = _signature("bf16", 0, False)
-        constants: dict[str, Any] = dict(SPLITS=4, BIAS=True, DIVISOR=False, DTYPE=tl.bfloat16, BLOCK=1024)
-        yield Case("wna16 sum of 4 splits", family, sum_splits, signature, constants | {"divisor": None},
+        constants: dict[str, Any] = dict(BIAS=True, DIVISOR=False, DTYPE=tl.bfloat16, BLOCK=1024)
+        yield Case("wna16 sum of splits", family, sum_splits, signature, constants | {"divisor": None},
                    _DIVISIBLE | {"parts"}, 4, 3, None, common)  # fmt: skip
         constants = dict(FORM=0, BITS=4, RUN=64, GROUP_RUNS=2, SCALE=0, ZERO=False, COLUMNS=False, DIVISOR=False,
                          DTYPE=tl.bfloat16, BLOCK_N=16, zero=None, columns=None, divisor=None)  # fmt: skip

@@ -71,10 +71,11 @@ def product(
     FORM: tl.constexpr, BITS: tl.constexpr, RUN: tl.constexpr, GROUP_RUNS: tl.constexpr, SCALE: tl.constexpr,
     ZERO: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, DIVISOR: tl.constexpr,
     DTYPE: tl.constexpr, FAST: tl.constexpr, EXACT: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SPLITS: tl.constexpr, PER_SCALE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, PER_SCALE: tl.constexpr,
     STAGES: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """``y`` [M, N], or with ``SPLITS`` > 1 fp32 parts [SPLITS, M, N] without bias and divisor.
+    """``y`` [M, N], or with ``PARTS`` fp32 parts [splits, M, N], one for each program of the second axis, without bias
+    and divisor.
 
     ``RUN``: columns of a slot. ``GROUP_RUNS``: runs of a group, 0 where all columns are one. ``k``: columns, of which
     the last words may have more unless ``WHOLE``. ``PER_SCALE``: runs that are summed before a scale is applied; it
@@ -91,7 +92,7 @@ def product(
     tokens = block_m * BLOCK_M + tl.arange(0, BLOCK_M)
     in_rows = rows < n
     in_tokens = tokens < m
-    per_split = tl.cdiv(tiles, SPLITS)
+    per_split = tl.cdiv(tiles, tl.num_programs(1))
     first = split * per_split
     last = tl.minimum(first + per_split, tiles)
 
@@ -139,7 +140,7 @@ def product(
         total = total * factor[:, None]
     place = tokens.to(tl.int64)[None, :] * n + rows[:, None]
     inside = in_rows[:, None] & in_tokens[None, :]
-    if SPLITS > 1:
+    if PARTS:
         tl.store(y + split.to(tl.int64) * m * n + place, total, mask=inside)
     else:
         if DIVISOR:
@@ -150,14 +151,14 @@ def product(
 
 
 @triton.jit
-def sum_splits(parts, bias, divisor, y, n, count, SPLITS: tl.constexpr, BIAS: tl.constexpr, DIVISOR: tl.constexpr,
+def sum_splits(parts, bias, divisor, y, n, count, splits, BIAS: tl.constexpr, DIVISOR: tl.constexpr,
                DTYPE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """``y`` [M, N], flat of ``count`` elements, from fp32 parts [SPLITS, M, N], always summed in the same order."""
+    """``y`` [M, N], flat of ``count`` elements, from fp32 parts [splits, M, N], always summed in the same order."""
     place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     total = tl.load(parts + place, mask=inside, other=0.0)
-    for split in tl.static_range(1, SPLITS):
-        total += tl.load(parts + split * count.to(tl.int64) + place, mask=inside, other=0.0)
+    for split in range(1, splits):
+        total += tl.load(parts + split * tl.cast(count, tl.int64) + place, mask=inside, other=0.0)
     if DIVISOR:
         total = total / tl.load(divisor)
     if BIAS:

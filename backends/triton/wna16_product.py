@@ -93,13 +93,13 @@ def _fused(
         FORM=layout.form, BITS=layout.bits, RUN=layout.run, GROUP_RUNS=group_runs, SCALE=scale_kind,
         ZERO=zero is not None, COLUMNS=columns is not None, WHOLE=layout.whole, BIAS=addend is not None,
         DIVISOR=divisor is not None, DTYPE=dtype, FAST=not INTERPRETED and torch.version.hip is None, EXACT=exact,
-        BLOCK_M=choice.block_m, BLOCK_N=choice.block_n, SPLITS=splits, PER_SCALE=per_scale(group_runs, layout.slots),
+        BLOCK_M=choice.block_m, BLOCK_N=choice.block_n, PARTS=splits > 1, PER_SCALE=per_scale(group_runs, layout.slots),
         STAGES=choice.stages, WIDE=wide, num_warps=choice.warps, num_stages=choice.stages,
     )  # fmt: skip
     if splits > 1:
         total = torch.empty((m, n), dtype=torch.float32, device=x.device) if exact else y
         sum_splits[(triton.cdiv(m * n, _SUM_BLOCK),)](
-            parts, addend, divisor, total, n, m * n, SPLITS=splits, BIAS=addend is not None,
+            parts, addend, divisor, total, n, m * n, splits, BIAS=addend is not None,
             DIVISOR=divisor is not None, DTYPE=tl.float32 if exact or wide else dtype, BLOCK=_SUM_BLOCK, num_warps=4,
         )  # fmt: skip
         return total.to(out)

@@ -1,0 +1,295 @@
+"""What no machine without a GPU can show of the Triton kernels: ``benchmarks/gpu_check.sh``.
+
+First every form that a kernel's record admits, on fresh random inputs, against float64. Then times under CUDA graphs,
+beside bf16 ``torch.matmul`` and the floor: the larger of the bytes that have to be read over the copy bandwidth and of
+the operations over the rate of a large bf16 product, both measured in the same run. Sections that the time does not
+allow are named as not run. ``--dry-run``: a few small layers, on the CPU in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import gpu_pydantic
+
+WITHOUT_PYDANTIC = gpu_pydantic.install()
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+
+from quantdispatch.backends.triton import autotune, config, wna16_product  # noqa: E402
+from quantdispatch.backends.triton import kernels as records  # noqa: E402
+from quantdispatch.backends.triton.launch import device_name, family_of, processors  # noqa: E402
+from quantdispatch.registry.args import QuantArgs  # noqa: E402
+from quantdispatch.registry.kernels import ordered, select  # noqa: E402
+from quantdispatch.registry.lazy import load_target  # noqa: E402
+
+from . import gpu_layers, gpu_moe, gpu_timing  # noqa: E402
+
+#: relative norm of the difference: bf16 rounds results to 1.7e-3, and weights once more where they are made in 16 bits
+LIMIT = {"float16": 2e-3, "bfloat16": 6e-3}
+SHAPES = ((8192, 28672), (11008, 4096))
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096)
+
+
+@dataclass
+class Run:
+    """One run: where, until when, and what came out."""
+
+    device: str
+    dry: bool
+    deadline: float
+    results: dict[str, Any] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    failed: int = 0
+
+    @property
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def say(self, line: str) -> None:
+        self.lines.append(line)
+        print(line, flush=True)
+
+
+def _int(bits: int, strategy: Any, symmetric: bool = True, dynamic: bool = False, **more: Any) -> QuantArgs:
+    way: dict[str, Any] = {"strategy": strategy}
+    if isinstance(strategy, int):
+        way = {"strategy": "group", "group_size": strategy}
+    return QuantArgs(num_bits=bits, type="int", symmetric=symmetric, dynamic=dynamic, **way, **more)
+
+
+def _fp8(strategy: Any, dynamic: bool = False) -> QuantArgs:
+    way: dict[str, Any] = {"strategy": strategy}
+    if isinstance(strategy, int):
+        way = {"strategy": "group", "group_size": strategy}
+    if isinstance(strategy, tuple):
+        way = {"strategy": "block", "block_structure": list(strategy)}
+    return QuantArgs(num_bits=8, type="float", dynamic=dynamic, **way)
+
+
+def _mx(bits: int, dynamic: bool = False) -> QuantArgs:
+    return QuantArgs(num_bits=bits, type="float", strategy="group", group_size=32, scale_dtype="uint8", dynamic=dynamic)
+
+
+def _nv(dynamic: Any = False) -> QuantArgs:
+    return QuantArgs(num_bits=4, type="float", strategy="tensor_group", group_size=16, dynamic=dynamic)
+
+
+TOKEN8 = _int(8, "token", dynamic=True)
+TOKEN8_ASYMMETRIC = _int(8, "token", False, True)
+#: scheme, weights, inputs
+FORMS: tuple[tuple[str, QuantArgs, QuantArgs | None], ...] = (
+    ("wNa16_int", _int(4, 128), None),
+    ("wNa16_int", _int(4, 32, False), None),
+    ("wNa16_int", _int(4, "channel", False), None),
+    ("wNa16_int", _int(4, 128, False, actorder="group"), None),
+    ("wNa16_int", _int(2, 64, False), None),
+    ("wNa16_int", _int(8, "channel"), None),
+    ("wNa16_int", _int(8, 128, False), None),
+    ("w8a16_fp8", _fp8("channel"), None),
+    ("w8a16_fp8", _fp8((128, 128)), None),
+    ("w4a16_nvfp4", _nv(), None),
+    ("w4a16_mxfp4", _mx(4), None),
+    ("w8a16_mxfp8", _mx(8), None),
+    ("w8a8_fp8", _fp8("channel"), _fp8("token", True)),
+    ("w8a8_fp8", _fp8("tensor"), _fp8("tensor")),
+    ("w8a8_fp8", _fp8((128, 128)), _fp8(128, True)),
+    ("wNa8_int", _int(8, "channel"), TOKEN8),
+    ("wNa8_int", _int(8, "channel"), TOKEN8_ASYMMETRIC),
+    ("wNa8_int", _int(8, "channel"), _int(8, "tensor")),
+    ("wNa8_int", _int(8, "channel"), _int(8, "tensor", False)),
+    ("wNa8_int", _int(4, 128), TOKEN8),
+    ("w4a8_fp8", _int(4, 128), _fp8("token", True)),
+    ("w4a4_nvfp4", _nv(), _nv("local")),
+    ("w4a4_mxfp4", _mx(4), _mx(4, True)),
+    ("w8a8_mxfp8", _mx(8), _mx(8, True)),
+)
+
+
+def facts(device: str) -> dict[str, Any]:
+    """What records ask of the environment. In the interpreter: as if it were an sm90."""
+    numbers = [int(part) for part in triton.__version__.split(".")[:2]]
+    family = family_of(0) if device.startswith("cuda") else "sm90"
+    kind = "rocm" if torch.version.hip else "cuda"
+    return {"device": kind, "family": family, "version.triton": numbers[0] * 100 + numbers[1]}
+
+
+def bound(layer: gpu_layers.Layer, device: str) -> tuple[str, Any]:
+    """The name and the implementation of the Triton kernel for a layer; the reason and ``None`` where there is none."""
+    selection = select(layer.spec, facts(device), ordered(records(), {}))
+    if selection.kernel is None:
+        return "; ".join(map(str, selection.trace)) or "no record", None
+    return selection.kernel.name, load_target(selection.kernel.target)(layer.spec)
+
+
+def correctness(run: Run) -> None:
+    sizes = ((48, 128, (1, 5)),) if run.dry else ((1000, 2048, (1, 17, 300)),)
+    rows = []
+    forms = FORMS[:1] + FORMS[9:10] + FORMS[12:13] if run.dry else FORMS
+    for number, (scheme, weights, inputs) in enumerate(forms):
+        for n, k, tokens in sizes:
+            dtype = "float16" if run.dry or number % 2 else "bfloat16"
+            layer = gpu_layers.make(scheme, weights, inputs, n, k, dtype, run.device, number)
+            name, impl = bound(layer, run.device)
+            title = f"{scheme} {weights.describe()}" + (f", inputs {inputs.describe()}" if inputs else "")
+            row: dict[str, Any] = {"form": title, "dtype": dtype, "kernel": name, "errors": {}}
+            rows.append(row)
+            if impl is None:
+                run.say(f"  none  {title}: {name}")
+                continue
+            try:
+                state = impl.pack(layer.operands)
+                row["errors"] = {m: _error(impl, state, layer, m) for m in tokens}
+                if scheme.startswith("wNa16") and not inputs:
+                    with wna16_product.forced(config.Config(16, 64, 1, dense=True)):
+                        row["errors"]["weight alone"] = _error(impl, state, layer, 5)
+            except Exception as error:  # one kernel that does not run must not hide the others
+                row["failure"] = f"{type(error).__name__}: {str(error)[:300]}"
+            worst = max(row["errors"].values(), default=0.0)
+            good = "failure" not in row and worst < LIMIT[dtype]
+            run.failed += not good
+            run.say(f"  {'ok  ' if good else 'FAIL'}  {worst:.1e}  {title} ({name}) {row.get('failure', '')}")
+    run.results["correctness"] = rows
+
+
+def _error(impl: Any, state: Any, layer: gpu_layers.Layer, m: int) -> float:
+    x = torch.randn(m, layer.spec.k, device=next(iter(state.values())).device).to(getattr(torch, layer.spec.dtype))
+    exact = layer.output(x)
+    error = float((impl.apply(x, state).double() - exact).norm() / exact.norm())
+    return error if error == error else float("inf")
+
+
+def rounds(layer: gpu_layers.Layer, impl: Any, m: int, device: str) -> tuple[list[Callable[[], object]], int]:
+    """Calls over copies of the layer's weights that go past the cache, and the bytes of one."""
+    state = impl.pack(layer.operands)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in state.values())
+    copies = [state, *({name: t.clone() for name, t in state.items()} for _ in range(gpu_timing.copies_past_l2(size, device) - 1))]  # fmt: skip  # noqa: E501
+    x = torch.randn(m, layer.spec.k, device=device).to(getattr(torch, layer.spec.dtype))
+    return [lambda one=one: impl.apply(x, one) for one in copies], size  # type: ignore[misc]
+
+
+def dense_seconds(n: int, k: int, m: int, device: str) -> float:
+    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
+    copies = gpu_timing.copies_past_l2(2 * n * k, device)
+    weights = [torch.randn(n, k, device=device, dtype=dtype) for _ in range(copies)]
+    x = torch.randn(m, k, device=device, dtype=dtype)
+    return gpu_timing.seconds([lambda w=w: x @ w.t() for w in weights], device)  # type: ignore[misc]
+
+
+def timing(run: Run, title: str, form: tuple[str, QuantArgs, QuantArgs | None], shape: tuple[int, int], tokens: Any,
+           tuned: bool) -> None:  # fmt: skip
+    """One layer shape over numbers of tokens: seconds, times bf16, and parts of the floors."""
+    scheme, weights, inputs = form
+    n, k = shape
+    layer = gpu_layers.make(scheme, weights, inputs, n, k, "float16" if run.dry else "bfloat16", run.device, 1)
+    name, impl = bound(layer, run.device)
+    if impl is None:
+        run.say(f"  {title}: no kernel: {name}")
+        return
+    rows = run.results.setdefault("timing", [])
+    read, rate = run.results["ceilings"]
+    run.say(f"  {title} {n} x {k} ({name})\n     M        us   bf16 us   ratio   of read   of bf16 rate")
+    for m in tokens:
+        if run.left < 20:
+            run.say(f"  M={m} not run: out of time")
+            continue
+        try:
+            calls, size = rounds(layer, impl, m, run.device)
+            choice = tune(run, impl, layer, m, calls) if tuned else None
+            took, dense = gpu_timing.seconds(calls, run.device), dense_seconds(n, k, m, run.device)
+        except Exception as error:  # as above
+            run.failed += 1
+            run.say(f"  M={m} FAIL {type(error).__name__}: {str(error)[:200]}")
+            continue
+        moved = size + 2 * m * (n + k)
+        row = {"title": title, "n": n, "k": k, "m": m, "kernel": name, "seconds": took, "bf16_seconds": dense,
+               "ratio": dense / took, "of_read": moved / read / took, "of_rate": 2 * m * n * k / rate / took,
+               "config": choice}  # fmt: skip
+        rows.append(row)
+        run.say(f"  {m:5d} {took * 1e6:9.1f} {dense * 1e6:9.1f} {row['ratio']:7.2f} {row['of_read']:9.2f} "
+                f"{row['of_rate']:14.2f}  {choice or ''}")  # fmt: skip
+
+
+def tune(run: Run, impl: Any, layer: gpu_layers.Layer, m: int, calls: list[Callable[[], object]]) -> Any:
+    """Measure the configs for this shape while there is time for it; the default is the first."""
+    layout = impl.layout
+    index = 0 if run.device.startswith("cuda") else -1
+    found = config.candidates(m, layout.n, layout.tiles, family_of(index), processors(index))
+    stop = time.monotonic() + (2.0 if run.dry else min(12.0, max(run.left - 150, 0.0)))
+
+    def measure(one: config.Config) -> float:
+        if one is not found[0] and time.monotonic() > stop:
+            return float("inf")
+        try:
+            with wna16_product.forced(one):
+                return gpu_timing.seconds(calls[:2], run.device)
+        except Exception as error:  # too much shared memory, say: then it is not the best one
+            run.results.setdefault("configs_that_fail", []).append(f"{one}: {str(error)[:160]}")
+            return float("inf")
+
+    half = "bf16" if layer.spec.dtype == "bfloat16" else "fp16"
+    task = wna16_product.task(m, layout, half, layer.operands.zero_point is not None)
+    best, times = autotune.tune(autotune.choices(device_name(index)), task, found, measure)
+    wna16_product.forget()
+    figures = [{"config": one.to_json(), "seconds": took} for one, took in times.items() if took != float("inf")]
+    run.results.setdefault("tuned", []).append({"task": task, "figures": figures})
+    return best.to_json()
+
+
+def plan(run: Run) -> Iterator[tuple[str, Callable[[], None]]]:
+    """The sections in order, what matters most first."""
+    shapes = ((48, 128),) if run.dry else SHAPES
+    tokens = (1,) if run.dry else TOKENS
+    few = (1,) if run.dry else (1, 16, 4096)
+    yield "correctness against float64", lambda: correctness(run)
+    for shape in shapes:
+        yield (f"W4A16 g128 {shape}", lambda shape=shape: timing(run, "int4 g128", FORMS[0], shape, tokens, True))
+    for number, title in ((12, "fp8 W8A8"), (15, "int8 W8A8"), (9, "nvfp4 weight-only"), (5, "int8 weight-only")):
+        yield (title, lambda number=number, title=title:
+               timing(run, title, FORMS[number], shapes[0] if run.dry else (8192, 8192), few, False))  # fmt: skip
+    yield "MoE int4 g128", lambda: gpu_moe.measure(run, (1, 16) if not run.dry else (2,))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu_check", description=__doc__)
+    parser.add_argument("--json", help="file for all figures")
+    parser.add_argument("--seconds", type=float, default=420.0, help="the time there is; sections past it are left out")
+    parser.add_argument("--dry-run", action="store_true", help="on the CPU, with TRITON_INTERPRET=1")
+    asked = parser.parse_args()
+    if not asked.dry_run and not torch.cuda.is_available():
+        print("torch sees no GPU; --dry-run tries the script itself, with TRITON_INTERPRET=1", file=sys.stderr)
+        return 2
+    run = Run("cpu" if asked.dry_run else "cuda:0", asked.dry_run, time.monotonic() + asked.seconds)
+    if not asked.dry_run:
+        torch.cuda.set_device(0)
+        # float64 references and bf16 products are compared: neither may use a reduced precision of its own accord
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    versions = {"torch": torch.__version__, "triton": triton.__version__, "device": device_name(-1 if run.dry else 0)}
+    run.results |= {**versions, "without_pydantic": WITHOUT_PYDANTIC, "dry_run": run.dry}
+    run.say(f"{versions['device']}, torch {versions['torch']}, Triton {versions['triton']}")
+    with torch.inference_mode():
+        run.results["ceilings"] = gpu_timing.ceilings(run.device)
+        read, rate = run.results["ceilings"]
+        run.say(f"copy {read / 1e12:.2f} TB/s, bf16 product {rate / 1e12:.0f} TFLOP/s")
+        for title, section in plan(run):
+            if run.left < 15:
+                run.say(f"== {title}: not run, out of time")
+                continue
+            run.say(f"== {title} ({run.left:.0f} s left)")
+            section()
+            if asked.json:
+                with open(asked.json, "w", encoding="utf-8") as file:
+                    json.dump({**run.results, "failed": run.failed, "lines": run.lines}, file, indent=1)
+    run.say(f"{run.failed} failed")
+    return 1 if run.failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
