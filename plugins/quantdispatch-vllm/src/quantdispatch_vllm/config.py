@@ -22,7 +22,6 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
-from quantdispatch.engines.adapters.fusion import member_names
 from quantdispatch.engines.adapters.layers import LayerTable, Members
 from quantdispatch.registry.config_models import ConfigGroup
 from quantdispatch.registry.errors import ConfigError, QuantDispatchError
@@ -178,7 +177,7 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         return ours
 
     def _give_scheme(self, layer: torch.nn.Module, module: Members) -> bool:
-        """Put vLLM's own scheme object on the layer. Some of them choose their kernel when they are made, and refuse."""
+        """Put vLLM's own scheme object on the layer. Some choose their kernel when they are made, and refuse."""
         first = module.one()
         try:
             scheme = self._get_scheme_from_parts(
@@ -233,10 +232,6 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         config = get_current_vllm_config_or_none()
         model = None if config is None else config.model_config
         return bool(model is not None and getattr(model.hf_text_config, "tie_word_embeddings", False))
-
-
-def members_of(name: str, config: QuantDispatchConfig) -> tuple[str, ...]:
-    return member_names(name, config.packed_modules_mapping)
 
 
 def current_device() -> str:

@@ -81,6 +81,7 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> None:
         self.count, self.hidden, self.inner = num_experts, hidden_size, intermediate_size_per_partition
         self.dtype = params_dtype
+        self.report.expect(self)
         self.placeholders: list[str] = []
         for stem, shards in (("w13", self.shards[:-1]), ("w2", ("w2",))):
             schemes = [r.scheme_object for shard in shards for r in self.projections[shard].layers]
@@ -150,6 +151,7 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         self._run = runner(bound, layer.activation, self.hidden)
         self._number = experts_op.enter(self)
         self.parts.clear()
+        self.report.done(self, self.moe.tp_rank)
 
     def _bind(self, local: int, shard: str) -> Bound:
         part = self.parts.get((local, shard))

@@ -50,6 +50,7 @@ class QuantDispatchLinearMethod(LinearMethodBase):
         self.shards, self.dtype = shards, params_dtype
         self.layers = _per_partition(self.members, len(shards.partitions))
         self.parts: dict[int, Part] = {}
+        self.report.expect(self)
         self.placeholders: tuple[str, ...] = ()
         names: set[str] = set()
         for resolved in self.layers:
@@ -94,6 +95,7 @@ class QuantDispatchLinearMethod(LinearMethodBase):
             self.report.note(resolved, one.kernel)
         self.attach(layer, stack(bound))
         self.parts.clear()
+        self.report.done(self, getattr(layer, "tp_rank", 0))
 
     def _bind(self, index: int) -> Bound:
         part = self.parts.get(index)
@@ -149,6 +151,11 @@ class VllmFirstLinearMethod(CompressedTensorsLinearMethod):
             return
         for resolved in self.ours.members.layers:
             self.ours.report.note(resolved, f"vllm {type(layer.scheme).__name__}")
+        self.ours.report.expect(self)
+
+    def process_weights_after_loading(self, layer: Module) -> None:
+        super().process_weights_after_loading(layer)
+        self.ours.report.done(self, getattr(layer, "tp_rank", 0))
 
 
 def _per_partition(members: Members, count: int) -> tuple[Resolution, ...]:

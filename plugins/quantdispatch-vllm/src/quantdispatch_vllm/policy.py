@@ -14,8 +14,9 @@ Choice = Literal["dense", "theirs", "ours"]
 
 
 def choose(module: Members, device: str, order: str) -> Choice:
-    """``dense``: nothing of the module is quantized. ``theirs``: vLLM has a class with the same numeric contract for all
-    of it, and that is preferred; ours serve where it cannot be made. ``ours``: the other way round, or vLLM has none.
+    """``dense``: nothing of the module is quantized. ``theirs``: vLLM has a class with the same numeric contract for
+    all of it, and that is preferred; ours serve where it cannot be made. ``ours``: vLLM has none, or ours are
+    preferred.
 
     Raises the error of a member that does not resolve, unless only a kernel of ours is missing and vLLM has a class.
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from typing import Any
 
 from quantdispatch.engines.adapters.layers import Members
 from quantdispatch.registry.resolution import Resolution
@@ -13,12 +12,14 @@ LOG = logging.getLogger("vllm.plugins.quantdispatch")
 
 
 class Report:
-    """Collects while modules are built and loaded; :meth:`say` once they are. ``source``: what to explain."""
+    """Collects while modules are built and loaded. ``source``: what to explain."""
 
     def __init__(self, source: str = "") -> None:
         self.source = source
         self.kernels: dict[str, tuple[str, str]] = {}
         self._refused: set[str] = set()
+        self._awaited: set[int] = set()
+        self._said = False
 
     def note(self, layer: Resolution, kernel: str) -> None:
         """The kernel of a layer of the checkpoint."""
@@ -31,13 +32,19 @@ class Report:
             self._refused.add(scheme)
             LOG.debug("vLLM cannot compute %s here (%s); quantdispatch does", scheme, reason)
 
-    def line(self, ranks: int = 1) -> str:
-        """``quantdispatch: 210 layers wNa16_int on cpu/native, 1 dense on torch; quantdispatch explain PATH``."""
-        counted = Counter(self.kernels.values())
-        parts = [
-            f"{n} {'layers' if n > 1 else 'layer'} {scheme} on {kernel}" for (scheme, kernel), n in counted.items()
-        ]
-        return f"quantdispatch: {', '.join(parts) or 'no quantized layer'}; why: quantdispatch explain {self.source}"
+    def expect(self, module: object) -> None:
+        """A module is being built that will call :meth:`done` when its weights are loaded."""
+        self._awaited.add(id(module))
 
-    def say(self, *args: Any) -> None:
-        LOG.info("%s", self.line())
+    def done(self, module: object, rank: int = 0) -> None:
+        """Say the line after the last of them, on the first rank."""
+        self._awaited.discard(id(module))
+        if not self._awaited and not self._said and rank == 0:
+            self._said = True
+            LOG.info("%s", self.line())
+
+    def line(self) -> str:
+        """``quantdispatch: 210 layers wNa16_int on cpu/native; why: quantdispatch explain PATH``"""
+        counted = Counter(self.kernels.values())
+        parts = [f"{n} layer{'s'[: n > 1]} {scheme} on {kernel}" for (scheme, kernel), n in counted.items()]
+        return f"quantdispatch: {', '.join(parts) or 'no quantized layer'}; why: quantdispatch explain {self.source}"
