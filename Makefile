@@ -136,7 +136,7 @@ pages: $(STAMP)
 
 # Strictly: a link within the pages that leads nowhere, or a page that no menu names, is an error.
 docs: $(STAMP)
-	$(BIN)/python -m sphinx -q -W --keep-going -b html -d .cache/doctrees docs .cache/site
+	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d .cache/doctrees docs .cache/site
 	@echo "the site: .cache/site/index.html"
 
 bench: $(LIBRARY)

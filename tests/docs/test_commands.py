@@ -18,7 +18,13 @@ from quantdispatch.registry.environment import Environment
 from quantdispatch.registry.values import ABSENT
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "tutorial.md", *sorted((DOCS / "how-to").glob("*.md"))]
+PAGES = [
+    ROOT / "README.md",
+    DOCS / "index.md",
+    DOCS / "tutorial.md",
+    *sorted((DOCS / "how-to").glob("*.md")),
+    *sorted((DOCS / "design").glob("*.md")),
+]
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 #: what begins a command: none of these may stand in a block that is not carried out
