@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import groupby
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from ..registry.errors import CheckpointError
@@ -76,8 +78,9 @@ def _kernel_text(layer: Resolution) -> str:
 
 def _body(group: Group, plan: Plan, width: int) -> Iterator[Line]:
     yield from name_lines(group, width)
-    rows = [*origin_rows(group), *_rule_rows(group.first.rule if group.first.scheme != "dense" else None)]
-    rows += kernel_rows(group.kernels(), len(group), brief=True) if group.first.scheme != "dense" else []
+    quantized = group.first.scheme != "dense"
+    rows = [*origin_rows(group), *_rule_rows(group.first.rule if quantized else None)]
+    rows += kernel_rows(_elsewhere_as_one(group.kernels()), len(group), brief=True) if quantized else []
     rows += ranked_rows(group.first, brief=True)
     rows += [("applies", text, "") for text in group.first.transforms]
     rows += [("deviates", text, "") for text in group.first.deviations]
@@ -157,6 +160,26 @@ def kernel_rows(
             )
         passed = passed or answer.chosen == layers
     return [("kernels" if i == 0 else "", text, style) for i, (_, text, style) in enumerate(rows)]
+
+
+def _elsewhere_as_one(answers: list[KernelAnswer]) -> list[KernelAnswer]:
+    """The kernels of a backend that follow each other and are all for another device as one, ``triton/*``."""
+    shown: list[KernelAnswer] = []
+    for (elsewhere, backend), run in groupby(answers, lambda answer: (_elsewhere(answer), answer.kernel.backend)):
+        own = list(run)
+        if elsewhere and len(own) > 1:
+            one = KernelAnswer(SimpleNamespace(name=f"{backend}/*", backend=backend, slow=False))
+            one.counts[("no", elsewhere)] = max(answer.counts.total() for answer in own)
+            own = [one]
+        shown += own
+    return shown
+
+
+def _elsewhere(answer: KernelAnswer) -> tuple[str, ...]:
+    """The reasons, if all of them are the device."""
+    counts = _brief(answer.counts)
+    ((status, reasons),) = counts if len(counts) == 1 else ((None, ()),)
+    return reasons if status == "no" and all(reason.startswith("device is ") for reason in reasons) else ()
 
 
 def ranked_rows(layer: Resolution, *, brief: bool = False) -> list[tuple[str, str, str]]:

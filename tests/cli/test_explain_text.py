@@ -31,7 +31,7 @@ def candidate(kernel: Any, status: str, *reasons: str) -> Any:
 
 
 def selection(*trace: Any) -> Any:
-    return SimpleNamespace(trace=trace)
+    return SimpleNamespace(trace=trace, ranked="")
 
 
 ANSWERS = selection(
