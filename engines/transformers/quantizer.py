@@ -25,7 +25,6 @@ from ..memory import release_free_memory
 from ..modules import QuantLinear
 from ..packed import PackedLayer
 from ..progress import on_terminal, track
-from ..single_row import share_single_rows
 from ..tensors import dtype_name, read_tensor
 from ..transform_loading import TransformLoader, matrices, own_tensors, say_folded
 from .cache import AttentionCache
@@ -263,7 +262,6 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if not self.quantization_config.dequantize:
             if self._prepared is None or self._prepared.backend in (None, "cpu"):
                 quicken(model)
-            share_single_rows(model)
             model.quantdispatch_plan = self._plan
             # no gradient passes a packed layer: what is left asks for none, so that a plain call needs no no_grad()
             model.requires_grad_(False)

@@ -26,8 +26,15 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
-#: relative norm: of the dtype's own rounding, and of the order of fp32 sums
-TOLERANCE = {"bfloat16": 4e-3, "float16": 6e-4, "float32": 2e-6}
+#: relative norm: of the result's own rounding, and of the order of fp32 sums
+TOLERANCE = {"bfloat16": 2.2e-3, "float16": 3e-4, "float32": 2e-6}
+#: of a model's way, with every step rounded
+STEPWISE = {"bfloat16": 8e-3, "float16": 1.2e-3, "float32": 4e-6}
+
+
+def tolerance(dtype: str, tokens: int) -> float:
+    """With AVX-512 the hidden values of more than 16 tokens (kWideTokens) are rounded as in a model."""
+    return (STEPWISE if library.isa() == "avx512" and tokens > 16 else TOLERANCE)[dtype]
 
 
 def _int(bits: int, symmetric: bool = False, group: int | None = 32, **more: Any) -> QuantArgs:
@@ -103,13 +110,13 @@ class Experts:
         return total.to(x.dtype)
 
     def exact(self, x: Tensor, index: Tensor, weights: Tensor, activation: str) -> Tensor:
-        """float64, hidden values rounded as in a model."""
+        """float64 throughout, as in no model."""
         total = torch.zeros(x.shape, dtype=torch.float64)
         for number, own in enumerate(self.layers):
             rows, places = torch.where(index == number)
-            gate, *up = (layer.output(x[rows]).to(x.dtype).double() for layer in own[:-1])
-            hidden = ACTIVATIONS[activation](gate).to(x.dtype)
-            hidden = (hidden.double() * up[0]).to(x.dtype) if up else hidden
+            gate, *up = (layer.output(x[rows]) for layer in own[:-1])
+            hidden = ACTIVATIONS[activation](gate)
+            hidden = hidden * up[0] if up else hidden
             total.index_add_(0, rows, own[-1].output(hidden) * weights[rows, places, None].double())
         return total
 
@@ -144,8 +151,8 @@ def test_every_format(layers: SimpleNamespace, format: str, activation: str) -> 
             inputs = experts.inputs(tokens, masked=False)
             y = experts.fused(activation)(*inputs)
             assert y.dtype == experts.dtype and y.shape == inputs[0].shape
-            assert layers.error(y, experts.exact(*inputs, activation)) < TOLERANCE[dtype], (dtype, tokens)
-            assert layers.error(y, experts.one_by_one(*inputs, activation).double()) < 2 * TOLERANCE[dtype]
+            assert layers.error(y, experts.exact(*inputs, activation)) < tolerance(dtype, tokens), (dtype, tokens)
+            assert layers.error(y, experts.one_by_one(*inputs, activation).double()) < STEPWISE[dtype]
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE)
@@ -161,7 +168,7 @@ def test_a_format_for_every_projection_and_threads(layers: SimpleNamespace, dtyp
                 torch.set_num_threads(threads)
                 results.append(run(*inputs))
             assert all(torch.equal(result, results[0]) for result in results[1:])
-            assert layers.error(results[0], experts.exact(*inputs, "silu")) < TOLERANCE[dtype], tokens
+            assert layers.error(results[0], experts.exact(*inputs, "silu")) < tolerance(dtype, tokens), tokens
     finally:
         torch.set_num_threads(before)
 
@@ -193,7 +200,7 @@ def test_any_shape(
     exact = experts.exact(*inputs, activation)
     y = experts.fused(activation)(*inputs)
     if exact.any():
-        assert layers.error(y, exact) < 1.5 * TOLERANCE[dtype]
+        assert layers.error(y, exact) < 1.5 * tolerance(dtype, tokens)
     else:
         assert not y.any()
 
@@ -256,7 +263,7 @@ def test_many_tokens_go_in_batches(layers: SimpleNamespace) -> None:
     x, index, weights = experts.inputs(2500, chosen=1)
     index[:2000] = 1
     y = experts.fused("silu")(x, index, weights)
-    assert layers.error(y, experts.exact(x, index, weights, "silu")) < TOLERANCE["bfloat16"]
+    assert layers.error(y, experts.exact(x, index, weights, "silu")) < tolerance("bfloat16", 2500)
 
 
 def test_what_cannot_be_fused(layers: SimpleNamespace) -> None:
@@ -300,6 +307,6 @@ def test_every_instruction_set(layers: SimpleNamespace) -> None:
             for tokens in (1, 30):
                 inputs = experts.inputs(tokens, chosen=3)
                 y = experts.fused("gelu")(*inputs)
-                assert layers.error(y, experts.exact(*inputs, "gelu")) < TOLERANCE["bfloat16"], isa
+                assert layers.error(y, experts.exact(*inputs, "gelu")) < tolerance("bfloat16", tokens), isa
     finally:
         library.set_isa(used)

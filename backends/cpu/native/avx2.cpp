@@ -212,7 +212,7 @@ void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t
 }  // namespace
 
 const Isa& avx2() {
-  static const Isa isa{kPanel, plan, prepare, tile, store};
+  static const Isa isa{kPanel, INT64_MAX, plan, prepare, tile, store};
   return isa;
 }
 

@@ -5,9 +5,9 @@
 // worked off in batches that bound the memory; within a batch each step is one parallel region over all its panels'
 // tiles, so that one token with eight experts keeps as many threads busy as a long prompt does.
 //
-// Rounding: hidden values are rounded like a model's own tensors (gates.h). What the down projections give stays fp32
-// until the sum of a token's experts is complete, and is rounded once: a model rounds every expert's part as well, a
-// difference of at most half a unit in the last place of each part. A token's experts are added in the order of their
+// Rounding: a model rounds hidden values, and every expert's part. Here hidden values stay fp32 where that costs nothing
+// (Isa::wide_tokens; else they are rounded like a model's own tensors, gates.h), and what the down projections give until
+// the sum of a token's experts is complete; that is rounded once. A token's experts are added in the order of their
 // numbers. Nothing depends on the number of threads.
 #include <algorithm>
 #include <memory>
@@ -78,9 +78,9 @@ class Batch {
     const size_t before = prepared_.size();
     panel.gate = prepare(layer_.gate[expert], first, rows);
     panel.up = layer_.up ? prepare(layer_.up[expert], first, rows) : panel.gate;
-    size_t bytes = aligned(isa_.plan(panel.down, rows, layer_.dtype).bytes);
+    size_t bytes = aligned(isa_.plan(panel.down, rows, layer_.hidden).bytes);
     for (size_t i = before; i < prepared_.size(); ++i) bytes += aligned(prepared_[i].work.bytes);
-    bytes += static_cast<size_t>(rows * (layer_.inner * value_bytes(layer_.dtype) + result_stride() * 4));
+    bytes += static_cast<size_t>(rows * (layer_.inner * value_bytes(layer_.hidden) + result_stride() * 4));
     if (!panels_.empty() && bytes_ + bytes > kBatchBytes) {
       prepared_.erase(prepared_.begin() + static_cast<std::ptrdiff_t>(before), prepared_.end());
       return false;
@@ -104,15 +104,15 @@ class Batch {
   void run(int64_t begin, int64_t end, float* sums) {
     Arena arena(bytes_ + 128);
     for (Prepared& rows : prepared_) rows.work.data = arena.take(rows.work.bytes);
-    char* const hidden = arena.take(static_cast<size_t>(pairs_ * layer_.inner * value_bytes(layer_.dtype)));
+    char* const hidden = arena.take(static_cast<size_t>(pairs_ * layer_.inner * value_bytes(layer_.hidden)));
     prepare_all(prepared_);
     gate_and_up(hidden);
     std::vector<Prepared> inner;
     inner.reserve(panels_.size());
     for (const Panel& panel : panels_) {
-      const Rows rows{hidden + (panel.first - panels_[0].first) * layer_.inner * value_bytes(layer_.dtype),
-                      layer_.inner, layer_.dtype, nullptr};
-      inner.push_back({panel.down, rows, isa_.plan(panel.down, panel.rows, layer_.dtype)});
+      const Rows rows{hidden + (panel.first - panels_[0].first) * layer_.inner * value_bytes(layer_.hidden),
+                      layer_.inner, layer_.hidden, nullptr};
+      inner.push_back({panel.down, rows, isa_.plan(panel.down, panel.rows, layer_.hidden)});
       inner.back().work.data = arena.take(inner.back().work.bytes);
     }
     prepare_all(inner);
@@ -204,7 +204,7 @@ class Batch {
   void gate_and_up(char* hidden) const {
     size_t scratch = 0;
     for (const Prepared& rows : prepared_) scratch = std::max(scratch, rows.work.scratch);
-    const int64_t size = value_bytes(layer_.dtype);
+    const int64_t size = value_bytes(layer_.hidden);
     for_tiles(ceil_div(layer_.inner, kTile), 2, scratch,
               [&](const Place& at, const Place& then, float* gate, void* memory) {
                 const Panel& panel = *at.panel;
@@ -222,7 +222,7 @@ class Batch {
                 char* row = hidden + ((panel.first - panels_[0].first) * layer_.inner + at.tile * kTile) * size;
                 for (int64_t i = 0; i < panel.rows; ++i, row += layer_.inner * size)
                   apply_gate(layer_.activation, gate + i * kTile, up ? up + i * kTile : nullptr, count, row,
-                             layer_.dtype);
+                             layer_.hidden);
               });
   }
 
@@ -372,10 +372,11 @@ extern "C" int32_t qd_moe(const qd_weight* gate, const qd_weight* up, const qd_w
                           int32_t threads) {
   using namespace qd;
   if (!gate || experts <= 0) return kBadArgument;
+  const int32_t hidden = tokens <= isa_in_use().wide_tokens ? static_cast<int32_t>(QD_FP32) : dtype;
   const Layer layer{gate,   up,     down,  experts, activation,
                     {x, x_stride, dtype, nullptr},
                     tokens, index,  weights, top_k, static_cast<char*>(y), y_stride,
-                    dtype,  std::max(threads, 1), gate->k, gate->n};
+                    dtype,  hidden, std::max(threads, 1), gate->k, gate->n};
   if (tokens == 0) return 0;
   if (const int32_t error = check_layer(layer)) return error;
   try {

@@ -19,8 +19,8 @@ struct Layer {
   int64_t top_k;
   char* y;
   int64_t y_stride;
-  int32_t dtype, threads;
-  int64_t features, inner;  // of x and y; of the hidden values
+  int32_t dtype, hidden, threads;  // of x and y; of the hidden values
+  int64_t features, inner;  // values of a row of x and y; of the hidden values
 };
 
 // Pairs of a block of tokens, by expert and then by token.

@@ -129,7 +129,7 @@ void store(const float* out, const float* bias, int64_t count, void* y, int32_t 
 }  // namespace
 
 const Isa& portable() {
-  static const Isa isa{kPanel, plan, prepare, tile, store};
+  static const Isa isa{kPanel, INT64_MAX, plan, prepare, tile, store};
   return isa;
 }
 
