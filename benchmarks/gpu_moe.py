@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,9 +12,7 @@ from torch import Tensor
 from quantdispatch.registry.args import QuantArgs
 
 from . import gpu_layers, gpu_timing
-
-if TYPE_CHECKING:
-    from .gpu_check import Run
+from .gpu_forms import LIMIT, Run, bound
 
 #: experts, hidden size, inner size, experts of a token
 REAL, SMALL = (8, 4096, 14336, 2), (2, 64, 32, 1)
@@ -22,8 +20,6 @@ REAL, SMALL = (8, 4096, 14336, 2), (2, 64, 32, 1)
 
 def measure(run: Run, tokens: tuple[int, ...]) -> None:
     """int4 g128 experts with SiLU gates: the error against float64 where that fits, then times."""
-    from .gpu_check import LIMIT, bound
-
     experts, hidden, inner, chosen = SMALL if run.dry else REAL
     args = QuantArgs(num_bits=4, strategy="group", group_size=32 if run.dry else 128)
     dtype = "float16" if run.dry else "bfloat16"
@@ -39,7 +35,7 @@ def measure(run: Run, tokens: tuple[int, ...]) -> None:
     if make is None:
         run.say(f"  no fused experts: {name}")
         return
-    held = [[(impl_of(one, run.device), one) for one in own] for own in parts]
+    held = [[(bound(one, run.device)[1], one) for one in own] for own in parts]
     packed = [[(own_impl, own_impl.pack(one.operands)) for own_impl, one in own] for own in held]
     fused = make([own[:2] for own in packed], [own[2] for own in packed], "silu")
     if fused is None:
@@ -58,12 +54,6 @@ def measure(run: Run, tokens: tuple[int, ...]) -> None:
         row = {"m": m, "error": error, "seconds": took, "bf16_seconds": dense, "ratio": dense / took, "kernel": name}
         run.results.setdefault("moe", []).append(row)
         run.say(f"  M={m} error {error:.1e}  {took * 1e6:.1f} us, bf16 {dense * 1e6:.1f} us, ratio {dense / took:.2f}")
-
-
-def impl_of(layer: gpu_layers.Layer, device: str) -> Any:
-    from .gpu_check import bound
-
-    return bound(layer, device)[1]
 
 
 def _exact(parts: list[tuple[gpu_layers.Layer, ...]], x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
