@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from quantdispatch.engines.adapters.parts import Bound, stack
 from quantdispatch.registry.errors import ConfigError
-from torch import Tensor
 
 #: x [T, H], int64 [T, k] and fp32 [T, k] to [T, H]; an index of E adds nothing
 Run = Callable[[Tensor, Tensor, Tensor], Tensor]

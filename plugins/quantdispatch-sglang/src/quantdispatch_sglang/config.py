@@ -12,11 +12,6 @@ from copy import deepcopy
 from typing import Any
 
 import torch
-from quantdispatch.engines.adapters.fusion import USUAL, member_names
-from quantdispatch.engines.adapters.layers import LayerTable, Members
-from quantdispatch.registry.errors import ConfigError, QuantDispatchError
-from quantdispatch.registry.plan import DTYPES, plan
-from quantdispatch.registry.resolution import Resolution
 from sglang.srt.layers import quantization
 from sglang.srt.layers.linear import LinearBase
 from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
@@ -30,6 +25,12 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from quantdispatch.engines.adapters.fusion import USUAL, member_names
+from quantdispatch.engines.adapters.layers import LayerTable, Members
+from quantdispatch.registry.errors import ConfigError, QuantDispatchError
+from quantdispatch.registry.plan import DTYPES, plan
+from quantdispatch.registry.resolution import Resolution
+
 from . import device, policy
 from .linear import QuantDispatchLinearMethod
 from .report import LOG, Report
@@ -42,7 +43,7 @@ _SGLANGS_OWN = ("packed_modules_mapping", "hf_config", "linear_fp8_config", "req
 #: fused by models that do not say so
 _FUSIONS: Mapping[str, tuple[str, ...]] = {**USUAL, "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa")}
 #: made again where they are needed
-_MADE = ("_table", "_report", "_single", "_mapper")
+_MADE = ("_table", "_report", "_single", "_mapper", "_entries")
 _LOADERS = ("DefaultModelLoader", "LayeredModelLoader")
 _reports: weakref.WeakSet[Report] = weakref.WeakSet()
 
@@ -123,6 +124,7 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         super().apply_weight_name_mapper(hf_to_sglang_mapper)
         self.__dict__["_mapper"] = hf_to_sglang_mapper
         self.__dict__.pop("_table", None)
+        self.__dict__.pop("_entries", None)
 
     def __getstate__(self) -> dict[str, Any]:
         """Copies and other processes make their own table."""
@@ -192,10 +194,21 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         if prefix not in table.stored:
             members = member_names(prefix, {**_FUSIONS, **(self.packed_modules_mapping or {})})
         if len(members) > 1 and not any(member in table.stored for member in members):
-            whole = LayerTable.layer(table, prefix, kind, classes)
-            if prefix in (whole.target, whole.ignored_by):
+            whole = table.layer(self._entry_of(prefix), kind, classes)
+            if whole.name in (whole.target, whole.ignored_by):
                 members = (prefix,)
-        return table.resolve(prefix, kind, classes, members)
+        return table.resolve(prefix, kind, classes, [self._entry_of(member) for member in members])
+
+    def _entry_of(self, name: str) -> str:
+        """The layer's name, or what an entry of the config calls it that leaves the first parts of its name away: that
+        of a part of a model may be written so, and SGLang takes it so. Where there are tensors they tell."""
+        table = self.table
+        if table.stored:
+            return name
+        entries = self.__dict__.setdefault("_entries", _names_in(table))
+        parts = name.split(".")
+        suffixes = (".".join(parts[first:]) for first in range(len(parts)))
+        return next((suffix for suffix in suffixes if suffix in entries), name)
 
     # -- what SGLang asks
 
@@ -248,6 +261,12 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             self.report.left["cache"] = f"left unquantized, SGLang has none of {scheme}"
             LOG.warning("the cache stays unquantized: SGLang keeps fp8 with one static scale, not %s", scheme)
         return None
+
+
+def _names_in(table: LayerTable) -> frozenset[str]:
+    """Whole names of layers in the config's targets and in what it ignores. A class has no dot, nor has a head."""
+    targets = [target for group in table.config.groups for target in group.targets if "." in target]
+    return frozenset(e for e in (*targets, *table.config.ignore) if not e.startswith("re:") and not e[:1].isupper())
 
 
 def _refuse_transforms(module: Members) -> None:

@@ -11,16 +11,17 @@ from functools import partial
 from typing import Any
 
 import torch
-from quantdispatch.engines.adapters.cutting import Cut
-from quantdispatch.engines.adapters.layers import Members
-from quantdispatch.engines.adapters.parts import Bound, Part
-from quantdispatch.registry.errors import CheckpointError, ConfigError
-from quantdispatch.registry.resolution import Resolution
 from sglang.srt.eplb.expert_location import get_global_expert_location_metadata
 from sglang.srt.layers.moe.token_dispatcher import StandardCombineInput
 from sglang.srt.layers.quantization.base_config import FusedMoEMethodBase
 from torch import Tensor
 from torch.nn import Module
+
+from quantdispatch.engines.adapters.cutting import Cut
+from quantdispatch.engines.adapters.layers import Members
+from quantdispatch.engines.adapters.parts import Bound, Part
+from quantdispatch.registry.errors import CheckpointError, ConfigError
+from quantdispatch.registry.resolution import Resolution
 
 from .activation import Run, gated, runner
 from .linear import add_placeholders, drop_placeholders

@@ -12,14 +12,15 @@ from functools import partial
 from typing import Any, cast
 
 import torch
-from quantdispatch.engines.adapters.layers import Members
-from quantdispatch.engines.adapters.parts import Bound, Part, stack
-from quantdispatch.registry.errors import CheckpointError
-from quantdispatch.registry.resolution import Resolution
 from sglang.srt.layers.parameter import BasevLLMParameter
 from sglang.srt.layers.quantization.base_config import LinearMethodBase
 from torch import Tensor
 from torch.nn import Module
+
+from quantdispatch.engines.adapters.layers import Members
+from quantdispatch.engines.adapters.parts import Bound, Part, stack
+from quantdispatch.registry.errors import CheckpointError
+from quantdispatch.registry.resolution import Resolution
 
 from .report import Report
 from .sharding import Shards

@@ -11,11 +11,12 @@ from functools import partial
 from typing import Any
 
 import torch
-from quantdispatch.registry.args import QuantArgs
-from quantdispatch.registry.resolution import Resolution
 from sglang.srt.layers.quantization.compressed_tensors.schemes import CompressedTensorsWNA16MoE
 from sglang.srt.layers.quantization.marlin_utils import marlin_zero_points
 from torch import Tensor
+
+from quantdispatch.registry.args import QuantArgs
+from quantdispatch.registry.resolution import Resolution
 
 _BITS = 4
 _GROUPS = frozenset({32, 64, 128})

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsFusedMoEMethod
+
 from quantdispatch.engines.adapters.layers import Members
 from quantdispatch.registry.resolution import Resolution
-from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsFusedMoEMethod
 
 from . import device, policy
 from .experts import QuantDispatchExpertsMethod

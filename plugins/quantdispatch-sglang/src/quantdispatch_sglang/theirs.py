@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from quantdispatch.registry.args import QuantArgs
-from quantdispatch.registry.resolution import Resolution
 from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from torch.nn import Module
+
+from quantdispatch.registry.args import QuantArgs
+from quantdispatch.registry.resolution import Resolution
 
 from .report import LOG
 

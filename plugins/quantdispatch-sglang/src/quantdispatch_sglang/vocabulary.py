@@ -11,12 +11,13 @@ from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.nn import Module
+
 from quantdispatch.engines.adapters.parts import TablePart
 from quantdispatch.numerics.rows import row_args
 from quantdispatch.registry.lazy import load_target
 from quantdispatch.registry.scheme import Numerics
-from torch import Tensor
-from torch.nn import Module
 
 from .linear import QuantDispatchLinearMethod
 
