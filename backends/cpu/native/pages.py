@@ -29,12 +29,12 @@ _open: list[tuple[mmap.mmap, int, int]] = []  # at most one: the mapping, its fi
 def empty(*shape: int, dtype: torch.dtype) -> Tensor:
     """Like ``torch.empty`` on the CPU, 64-byte aligned."""
     size = prod(shape) * dtype.itemsize
-    if size < _LEAST or not _large_pages():
-        return torch.empty(shape, dtype=dtype, device="cpu")
-    with _lock:
-        mapping, start = _take(-(-size // _LINE) * _LINE)
     # outside of inference mode, so that it can be used in and out of it
     with torch.inference_mode(False):
+        if size < _LEAST or not _large_pages():
+            return torch.empty(shape, dtype=dtype, device="cpu")
+        with _lock:
+            mapping, start = _take(-(-size // _LINE) * _LINE)
         return torch.frombuffer(mapping, dtype=dtype, count=prod(shape), offset=start).view(shape)
 
 
