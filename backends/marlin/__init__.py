@@ -64,7 +64,7 @@ def nvfp4() -> Iterator[tuple[Args, dict[str, Any]]]:
 def mx(bits: int) -> Iterator[tuple[Args, dict[str, Any]]]:
     fields: dict[str, Any] = {"type": "float", "num_bits": bits, "symmetric": True, "dynamic": False}
     fields |= {"strategy": "group", "group_size": 32}
-    more: dict[str, Any] = {"g_idx": False, "k%32": 0, "dtype": "bfloat16"}
+    more: dict[str, Any] = {"g_idx": False, "k%32": 0, "dtype": {"bfloat16"}}
     yield Args(**fields, scale_dtype="uint8"), more
     if bits == 4:
         yield Args(**fields, scale_dtype=None), more
@@ -76,7 +76,7 @@ def _needs(
     weights: Args, task: dict[str, Any], kinds: set[str], provider: dict[str, Any], turing: bool, inputs: Any = Absent
 ) -> Iterator[Needs]:
     """One box for each activation type, as their kernels are there for other devices."""
-    wanted = task.get("dtype", {"float16", "bfloat16"})
+    wanted: set[str] = task.get("dtype", {"float16", "bfloat16"})
     for dtype, families in (("bfloat16", AMPERE_ON), ("float16", TURING_ON if turing else AMPERE_ON)):
         if dtype in wanted:
             fields = {**task, **provider, "dtype": dtype, "family": families}
