@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages docs bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages docs triton-page bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -138,6 +138,10 @@ pages: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python -m sphinx -q -E -W --keep-going -b html -d .cache/doctrees docs .cache/site
 	@echo "the site: .cache/site/index.html"
+
+# Not among the pages: compiling every kernel for every device takes minutes. A test says when a kernel is missing.
+triton-page: $(STAMP)
+	$(BIN)/python -m benchmarks.triton_page
 
 bench: $(LIBRARY)
 	$(BIN)/python -m benchmarks $(ARGS)

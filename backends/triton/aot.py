@@ -109,15 +109,15 @@ def _resources(cubin: bytes) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def table(reports: list[Report]) -> str:
-    """Markdown: a row a case."""
-    lines = [
-        "| device | kernel | instructions | registers a thread | spilled | shared memory |",
-        "| --- | --- | --- | ---: | ---: | ---: |",
-    ]
-    for one in reports:
-        kinds = ", ".join(f"{count} {name}" for name, count in one.instructions.items()) or "none of matrices"
-        lines.append(
-            f"| {one.case.family} | {one.case.name} | {kinds} | {one.registers} | {one.spilled} | {one.shared} |"
-        )
-    return "\n".join(lines)
+#: of the table in docs/triton.md
+HEAD = (
+    "| device | kernel | instructions | registers a thread | spilled | shared memory |",
+    "| --- | --- | --- | ---: | ---: | ---: |",
+)
+
+
+def row(one: Report) -> str:
+    """A line of that table."""
+    kinds = ", ".join(f"{count} {name}" for name, count in one.instructions.items()) or "none of matrices"
+    cells = (one.case.family, one.case.name, kinds, one.registers, one.spilled, one.shared)
+    return "| " + " | ".join(map(str, cells)) + " |"

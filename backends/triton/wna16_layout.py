@@ -23,6 +23,8 @@ INT, FP4, FP8 = 0, 1, 2
 #: bits of the slot that a code of so many bits is kept in
 SLOT_BITS = {1: 2, 2: 2, 3: 4, 4: 4, 5: 8, 6: 8, 7: 8, 8: 8}
 _RUNS = (64, 32, 16)
+#: columns of a tile at most: a program holds its words, and a piece of x for each slot, several times over
+_TILE = 512
 #: words that padding may add, as a part of all, before shorter runs are taken
 _WASTE = 1 / 16
 #: rows that are packed at a time: the steps between need several bytes a code
@@ -90,7 +92,7 @@ def layout_of(spec: KernelSpec, width: int | None = None) -> Layout:
 def _run(inner: int, group: int, slots: int) -> int:
     for run in _RUNS[:-1]:
         padded = -(-inner // (run * slots)) * run * slots
-        if group % run == 0 and padded - inner <= inner * _WASTE:
+        if run * slots <= _TILE and group % run == 0 and padded - inner <= inner * _WASTE:
             return run
     return _RUNS[-1]
 
