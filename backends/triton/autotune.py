@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -53,7 +53,7 @@ class Choices:
 
     def get(self, task: str) -> Config | None:
         if self._entries is None:
-            self._entries = {name: Config(**fields) for name, fields in self._read().get(self._key, {}).items()}
+            self._entries = dict(_configs(self._read().get(self._key, {})))
         return self._entries.get(task)
 
     def put(self, task: str, config: Config) -> None:
@@ -83,6 +83,13 @@ class Choices:
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) and all(isinstance(v, dict) for v in found.values()) else {}
+
+
+def _configs(entries: dict[str, Any]) -> Iterator[tuple[str, Config]]:
+    """Those of the entries that are configs: anyone may have edited the file."""
+    for name, fields in entries.items():
+        if isinstance(fields, dict) and fields.keys() == Config(1, 1).to_json().keys():
+            yield name, Config(**fields)
 
 
 @cache
