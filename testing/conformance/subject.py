@@ -73,14 +73,17 @@ class Conformance:
     @property
     def registry(self) -> Registry:
         """What is built in with ``plugins``. Raises ``PluginError`` where something of them would be left out."""
-        return _registry(tuple(self.plugins))
+        if not self._built:
+            self._built.append(_registry(tuple(self.plugins)))
+        return self._built[0]
 
     #: by part; pytest makes an instance for each test, so the class remembers
     _layers: ClassVar[dict[str, list[Layer]]]
+    _built: ClassVar[list[Registry]]
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        cls._layers = {}
+        cls._layers, cls._built = {}, []
 
     def chosen_layers(self, part: str) -> list[Layer]:
         """:meth:`layers_of`, asked once."""

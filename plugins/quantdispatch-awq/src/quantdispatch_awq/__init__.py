@@ -10,7 +10,7 @@ from typing import Any
 
 from quantdispatch import Absent, Args, Rule, When, hookimpl
 
-from .formats import AWQ_BITS, AWQ_FORMATS, GPTQ_BITS, GPTQ_FORMATS
+from .formats import AWQ_BITS, AWQ_FORMATS, GPTQ_BITS, GPTQ_FORMATS, GPTQ_WORDS
 
 _KINDS = {"linear", "lm_head", "moe"}
 _INTEGERS: dict[str, Any] = {"type": "int", "dynamic": False, "scale_dtype": None, "symmetric": {True, False}}
@@ -31,9 +31,14 @@ def quantdispatch_rules() -> Iterator[Rule]:
     yield Rule(
         name="wNa16_int-gptq",
         summary="int2, 3, 4 and 8 weights as GPTQ stores them, channel or group; groups in any order of columns",
-        when=(
-            _weights(GPTQ_FORMATS, num_bits=GPTQ_BITS, strategy="group", actorder={None, "group"}),
-            _weights(GPTQ_FORMATS, num_bits=GPTQ_BITS, strategy="channel", actorder=None),
+        # zero points of 3 bits straddle words, and what GPTQModel subtracts from such words is not known here
+        when=tuple(
+            _weights(formats, num_bits=bits, **way)
+            for formats, bits in ((GPTQ_FORMATS - {GPTQ_WORDS}, GPTQ_BITS), ({GPTQ_WORDS}, GPTQ_BITS - {3}))
+            for way in (
+                {"strategy": "group", "actorder": {None, "group"}},
+                {"strategy": "channel", "actorder": None},
+            )
         ),
         scheme="quantdispatch_awq.schemes:GPTQInt",
     )
