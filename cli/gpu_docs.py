@@ -90,8 +90,8 @@ def gpu_page(registry: Registry) -> Iterator[str]:
         f"The kernel of each scheme on each GPU, for a linear layer of {N} x {K} that decodes (one row a call), in",
         "bfloat16, on sm75 in float16. **Not yet run on a GPU**: the choice is made from requirements, which say what",
         "the kernels are compiled for; that they compute rightly is tested in Triton's interpreter and on stand-ins",
-        "for Marlin's ops. `quantdispatch explain SOURCE --device cuda:sm90 --assume triton=3.6.0` gives the same for a",
-        "checkpoint, with the reasons for every other kernel.",
+        "for Marlin's ops. `quantdispatch explain SOURCE --device cuda:sm90 --assume triton=3.6.0` gives the same for",
+        "a checkpoint, with the reasons for every other kernel.",
         "",
         "A star: the kernel deviates, and leaves inputs unquantized. `reference` works everywhere, slowly.",
     )

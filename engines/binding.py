@@ -27,7 +27,8 @@ def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: st
     if selection.kernel is not None:
         return selection.kernel
     wanted = f" in backend {backend!r}" if backend else ""
-    reasons = "; ".join(str(candidate) for candidate in selection.trace[:3])
+    asked = [candidate for candidate in selection.trace if backend in (None, candidate.kernel.backend)]
+    reasons = "; ".join(str(candidate) for candidate in (asked if backend else asked[:3]))
     raise NoKernelFound(
         f"no kernel{wanted} computes {spec.scheme} on {environment.describe()} in {spec.dtype}: "
         f"{reasons or 'none is registered'}",

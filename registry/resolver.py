@@ -291,6 +291,8 @@ def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
 def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     where = task.environment.describe()
     trace = result.trace.kernels
+    if task.backend is not None:  # the others' reasons are that they were not asked for
+        trace = tuple(candidate for candidate in trace if candidate.kernel.backend == task.backend)
     reasons = "; ".join(map(str, trace)) or "no kernel is registered for it"
     if task.backend is not None:
         remedy = f"leave out backend={task.backend!r} to choose among all kernels"
