@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from quantdispatch_vllm import settings
+from quantdispatch_vllm.policy import choose, known_to_vllm
+
 from quantdispatch.engines.adapters.fusion import USUAL
 from quantdispatch.engines.adapters.layers import LayerTable
 from quantdispatch.registry.errors import ConfigError, NoSchemeFound
-from quantdispatch_vllm import settings
-from quantdispatch_vllm.policy import choose, known_to_vllm
 
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 128}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}

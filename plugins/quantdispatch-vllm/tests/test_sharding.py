@@ -5,9 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace as Module
 
 import pytest
+from quantdispatch_vllm.sharding import Shards
+
 from quantdispatch.engines.adapters.cutting import Cut
 from quantdispatch.registry.errors import CheckpointError
-from quantdispatch_vllm.sharding import Shards
 
 
 def qkv(rank: int, degree: int, heads: int = 8, kv_heads: int = 2, size: int = 16) -> Shards:

@@ -7,12 +7,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import quantdispatch as qd
 import torch
-from quantdispatch.engines.tensors import read_tensor
-from quantdispatch.registry.lazy import load_target
 from safetensors.torch import save_file
 from torch import Tensor, nn
+
+import quantdispatch as qd
+from quantdispatch.engines.tensors import read_tensor
+from quantdispatch.registry.lazy import load_target
 
 
 class ReferenceLinear(nn.Module):
