@@ -23,7 +23,7 @@ ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _args(bits: int, kind: str = "int", strategy: str = "group", **fields: Any) -> QuantArgs:
+def _args(bits: int, kind: Any = "int", strategy: Any = "group", **fields: Any) -> QuantArgs:
     return QuantArgs(num_bits=bits, type=kind, strategy=strategy, **fields)
 
 

@@ -147,9 +147,9 @@ def _cpu_seconds(call: Callable[[], Tensor], flush: Tensor | None) -> float:
 def _gpu_seconds(call: Callable[[], Tensor], flush: Tensor | None) -> float:
     if flush is not None:
         flush.zero_()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
-    events[0].record()  # type: ignore[no-untyped-call]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    events[0].record()
     call()
-    events[1].record()  # type: ignore[no-untyped-call]
+    events[1].record()
     torch.cuda.synchronize()
-    return float(events[0].elapsed_time(events[1])) / 1e3  # type: ignore[no-untyped-call]
+    return float(events[0].elapsed_time(events[1])) / 1e3
