@@ -7,6 +7,8 @@ import sample_experts
 
 from quantdispatch import testing
 from quantdispatch.testing import check_mutations, load_table
+from quantdispatch.testing.conformance import CAPABILITIES, KIT, TIERS, BackendConformance, SchemeConformance
+from quantdispatch.testing.conformance.subject import Conformance
 from quantdispatch.testing.rows import (
     CHECKPOINT_KEYS,
     CLAIMS,
@@ -38,6 +40,18 @@ def test_every_key_is_described() -> None:
     assert not {key for key in keys if f"`{key}`" not in TEXT and f"`{key} " not in TEXT}
 
 
+def test_every_capability_and_attribute_is_described() -> None:
+    for name, words in CAPABILITIES.items():
+        assert f"| `{name}` | {words} |" in TEXT
+    described = set(re.findall(r"`(\w+)[`(]", TEXT))
+    for kind in (BackendConformance, SchemeConformance):
+        attributes = {name for name in kind.__annotations__ | Conformance.__annotations__ if not name.startswith("_")}
+        assert attributes - {"checks", "kind"} <= described | {"kit"}
+    assert {f"| `{tier}` |" for tier in TIERS} <= set(re.findall(r"\| `\w+` \|", TEXT)) and f'"{KIT}"' in TEXT
+
+
 def test_every_name_that_is_exported_is_described() -> None:
-    described = set(re.findall(r"`(\w+)[`(.]", TEXT)) | set(re.findall(r"import (.*)", TEXT)[0].split(", "))
+    described = set(re.findall(r"`(\w+)[`(.]", TEXT)) | {
+        name for line in re.findall(r"^from .* import (.*)$", TEXT, re.MULTILINE) for name in line.split(", ")
+    }
     assert set(testing.__all__) - {"Row", "Table", "TableError", "Mutation", "MutationSurvived"} <= described
