@@ -28,6 +28,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from quantdispatch.engines.adapters.fusion import USUAL, member_names
 from quantdispatch.engines.adapters.layers import LayerTable, Members
 from quantdispatch.registry.errors import ConfigError, QuantDispatchError
+from quantdispatch.registry.modules import in_tower
 from quantdispatch.registry.plan import DTYPES, plan
 from quantdispatch.registry.resolution import Resolution
 
@@ -72,6 +73,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     raw: dict[str, Any]
     model: str = ""
+    #: the block stands in the config of the language model, and says nothing of the towers beside it
+    text_only: bool = False
 
     @classmethod
     def override_quantization_method(cls, hf_quant_cfg: Any, user_quant: str | None) -> str | None:
@@ -106,7 +109,9 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         }
         self: QuantDispatchConfig = super().from_config(theirs)
         self.raw = raw
-        self.model = str(getattr(config.get("hf_config"), "_name_or_path", "") or "")
+        whole = config.get("hf_config")
+        self.model = str(getattr(whole, "_name_or_path", "") or "")
+        self.text_only = not _has_block(whole) and _has_block(getattr(whole, "text_config", None))
         return self
 
     @classmethod
@@ -216,6 +221,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         if isinstance(layer, LinearBase):
             if self.linear_fp8_config is not None:  # an extension of SGLang's, which goes before any scheme there
                 return Fp8LinearMethod(self.linear_fp8_config)
+            if self.text_only and _beside(prefix):
+                return UnquantizedLinearMethod()
             return self._method(layer, prefix, "linear", QuantDispatchLinearMethod, UnquantizedLinearMethod)
         if isinstance(layer, ParallelLMHead):
             return self._method(layer, prefix, "lm_head", QuantDispatchHeadMethod, None)
@@ -261,6 +268,18 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             self.report.left["cache"] = f"left unquantized, SGLang has none of {scheme}"
             LOG.warning("the cache stays unquantized: SGLang keeps fp8 with one static scale, not %s", scheme)
         return None
+
+
+def _beside(name: str) -> bool:
+    """Is the module of a tower, or of what joins one to the language model?"""
+    return in_tower(name) or any("projector" in part for part in name.split("."))
+
+
+def _has_block(config: Any) -> bool:
+    names = ("quantization_config", "compression_config")
+    if isinstance(config, Mapping):
+        return any(config.get(name) for name in names)
+    return any(getattr(config, name, None) for name in names)
 
 
 def _names_in(table: LayerTable) -> frozenset[str]:

@@ -7,6 +7,7 @@ import json
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import architectures
@@ -102,7 +103,7 @@ def test_a_config_and_its_model(name: str, arch: str | None, gpu: Any) -> None:
     modules = getattr(architectures, function)(**options)
     plan = qd.plan(whole, modules=modules, device="cpu" if arch is None else f"cuda:{arch}", dtype="bfloat16", strict=False)
     torch.set_default_dtype(torch.bfloat16)
-    made = quantization.get_quantization_config("compressed-tensors").from_config(dict(block))
+    made = quantization.get_quantization_config("compressed-tensors").from_config({**block, "hf_config": SimpleNamespace(**whole)})
     seen = 0
     for target, layers, kind in fused(modules):
         planned = [plan.layers[layer] for layer in layers if layer in plan.layers]

@@ -5,33 +5,27 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import quantdispatch_sglang
+from quantdispatch_sglang import guard
 
 STUBS = Path(__file__).parent / "stubs"
 ASK = """
 import logging
 logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-{before}
 from sglang.srt.plugins import load_plugins
 load_plugins()
 from sglang.srt.layers import quantization as q
 print("class", q.get_quantization_config("compressed-tensors").__module__)
 """
-OLD = "import importlib.metadata as m; real = m.version; m.version = lambda n: '0.5.9' if n == 'sglang' else real(n)"
-NEW = OLD.replace("0.5.9", "0.6.0")
-BROKEN = "import sglang.srt.layers.parameter as p; del p.BasevLLMParameter"
-MOVED = (
-    "import sglang.srt.layers.quantization.marlin_utils as p; f = p.marlin_zero_points; p.marlin_zero_points = lambda a: f"
-)
-
-
-def ask(before: str = "", **environment: str) -> tuple[str, list[str]]:
+def ask(**environment: str) -> tuple[str, list[str]]:
     """Where the config's class is from, and what was warned of."""
     paths = {"PYTHONPATH": str(STUBS), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", ASK.format(before=before)], capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", "-c", ASK], capture_output=True, text=True,
         env={**os.environ, **paths, **environment},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
@@ -44,26 +38,47 @@ def test_installing_is_all() -> None:
     assert where == "quantdispatch_sglang.config" and not warned
 
 
-@pytest.mark.parametrize(
-    ("environment", "before"),
-    [({"QUANTDISPATCH_SGLANG": "0"}, ""), ({"SGLANG_PLUGINS": "another"}, "")],
-    ids=["switched off", "not among SGLANG_PLUGINS"],
-)
-def test_left_off(environment: dict[str, str], before: str) -> None:
-    where, warned = ask(before, **environment)
+def test_left_off() -> None:
+    where, warned = ask(QUANTDISPATCH_SGLANG="0")
     assert where.startswith("sglang.") and not warned
 
 
+def _remove(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.layers.quantization import marlin_utils
+
+    monkeypatch.delattr(marlin_utils, "marlin_zero_points")
+
+
+def _change(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.layers.quantization import marlin_utils
+
+    monkeypatch.setattr(marlin_utils, "marlin_zero_points", lambda zp: zp)
+
+
 @pytest.mark.parametrize(
-    ("before", "says"),
+    ("change", "says"),
     [
-        (OLD, "0.5.9 is too old; 0.5.23 is needed"),
-        (NEW, "0.6.0 is newer than this adapter"),
-        (BROKEN, "has no BasevLLMParameter"),
-        (MOVED, "takes no zp, size_k, size_n, num_bits"),
+        (lambda patch: patch.setattr(guard, "version", lambda _: "0.5.9"), "0.5.9 is too old; 0.5.23 is needed"),
+        (lambda patch: patch.setattr(guard, "version", lambda _: "0.6.0"), "0.6.0 is newer than this adapter"),
+        (_remove, "has no marlin_zero_points"),
+        (_change, "takes no size_k, size_n, num_bits"),
     ],
     ids=["too old", "too new", "a part is missing", "a part has changed"],
 )
-def test_an_sglang_that_it_does_not_fit_starts_as_without_it(before: str, says: str) -> None:
-    where, warned = ask(before)
-    assert where.startswith("sglang.") and len(warned) == 1 and says in warned[0]
+def test_an_sglang_that_it_does_not_fit_is_left_as_it_is(
+    change: Callable[[pytest.MonkeyPatch], None],
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    from sglang.srt.layers import quantization
+    from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
+
+    monkeypatch.delenv("QUANTDISPATCH_SGLANG_WARNED", raising=False)
+    for methods in (quantization.QUANTIZATION_METHODS, quantization.BASE_QUANTIZATION_METHODS):
+        monkeypatch.setitem(methods, "compressed-tensors", CompressedTensorsConfig)
+    change(monkeypatch)
+    quantdispatch_sglang.register()
+    assert quantization.get_quantization_config("compressed-tensors") is CompressedTensorsConfig
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and says in caplog.text
+    monkeypatch.delenv("QUANTDISPATCH_SGLANG_WARNED")

@@ -1,0 +1,116 @@
+"""An SGLang that is missing, too old, too new or broken is left alone, with one warning; with stand-ins for it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError
+from types import ModuleType
+from typing import Any
+
+import pytest
+import quantdispatch_sglang
+from quantdispatch_sglang import guard
+
+
+@pytest.fixture(autouse=True)
+def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("QUANTDISPATCH_SGLANG_WARNED", raising=False)
+    monkeypatch.delenv("QUANTDISPATCH_SGLANG", raising=False)
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, found: str | None) -> None:
+    def version(name: str) -> str:
+        if found is None:
+            raise PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(guard, "version", version)
+
+
+def stand_in(monkeypatch: pytest.MonkeyPatch, **attributes: Any) -> None:
+    for name in ("sglang", "sglang.srt", "sglang.srt.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    module = ModuleType("sglang.srt.part")
+    for name, value in attributes.items():
+        setattr(module, name, value)
+    monkeypatch.setitem(sys.modules, "sglang.srt.part", module)
+    monkeypatch.setattr(guard, "NEEDED", {"sglang.srt.part": {"Config.make": ("config", "prefix")}})
+
+
+class Fits:
+    @classmethod
+    def make(cls, config: Any, prefix: str) -> None: ...
+
+
+class Changed:
+    @classmethod
+    def make(cls, config: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        (None, "no SGLang is installed"),
+        ("0.4.6", "0.4.6 is too old; 0.5.23 is needed"),
+        ("0.5.22.post1", "too old"),
+        ("0.5.24", "newer than this adapter"),
+        ("1.0", "newer than this adapter"),
+        ("dev", "none to compare"),
+    ],
+)
+def test_other_releases(found: str | None, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, found)
+    assert says in str(guard.obstacle())
+
+
+@pytest.mark.parametrize(
+    ("attributes", "says"),
+    [
+        ({"Config": Fits}, None),
+        ({"Config": Changed}, "sglang.srt.part.Config.make takes no prefix"),
+        ({"Config": object}, "sglang.srt.part has no Config.make"),
+        ({}, "sglang.srt.part has no Config.make"),
+    ],
+)
+def test_parts_that_are_needed(attributes: Any, says: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "0.5.23.post2")
+    stand_in(monkeypatch, **attributes)
+    found = guard.obstacle()
+    assert found is None if says is None else says in str(found)
+
+
+def test_devices_that_are_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed(monkeypatch, "0.5.23")
+    stand_in(monkeypatch, Config=Fits)
+    sys.modules["sglang.srt.utils"].is_npu = lambda: True  # type: ignore[attr-defined]
+    assert guard.obstacle() == "it knows no npu devices"
+
+
+def test_one_warning(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Processes that SGLang starts inherit that it has been said."""
+    installed(monkeypatch, "0.4.6")
+    for _ in range(2):
+        quantdispatch_sglang.register()
+    assert [r.levelname for r in caplog.records] == ["WARNING"]
+    assert "0.4.6 is too old" in caplog.text and "QUANTDISPATCH_SGLANG=0" in caplog.text
+
+
+def test_what_fails_while_taking_over_is_a_warning_too(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def take_over() -> None:
+        raise AttributeError("nothing is where it was")
+
+    config = ModuleType("quantdispatch_sglang.config")
+    config.take_over = take_over  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "quantdispatch_sglang.config", config)
+    monkeypatch.setattr(guard, "obstacle", lambda: None)
+    quantdispatch_sglang.register()
+    assert "AttributeError: nothing is where it was" in caplog.text
+
+
+def test_switched_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("QUANTDISPATCH_SGLANG", "0")
+    installed(monkeypatch, "0.4.6")
+    quantdispatch_sglang.register()
+    assert not caplog.records and "sglang" not in sys.modules
