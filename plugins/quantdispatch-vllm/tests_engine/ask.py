@@ -65,6 +65,12 @@ def main() -> None:
         request = json.load(stream)
     if request.get("tensor_parallel", 1) == 1 and request.get("in_process", True):
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    elif "VLLM_CPU_OMP_THREADS_BIND" not in os.environ:
+        # vLLM gives each rank a NUMA node, and refuses where there are too few, unless told which cores are whose
+        cores = sorted(os.sched_getaffinity(0))
+        os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "|".join(
+            str(cores[rank % len(cores)]) for rank in range(request.get("tensor_parallel", 1))
+        )
     os.environ["VLLM_ALLOW_INSECURE_SERIALIZATION"] = "1"  # for apply_model
     answers = {}
     for name, folder in request["models"].items():
