@@ -117,6 +117,8 @@ test-plugins: $(LIBRARY)
 # found by its folder there: installing it would compile the kernels anew, in place of those that are here.
 ENGINES := .cache/engines
 VLLM := $(ENGINES)/vllm
+SGLANG := $(ENGINES)/sglang
+SGLANG_TESTS := plugins/quantdispatch-sglang/tests_engine
 
 test-engines: test-engine-vllm test-engine-sglang
 
@@ -136,6 +138,21 @@ test-engine-vllm: $(LIBRARY) $(VLLM)/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/python plugins/quantdispatch-vllm/tests_engine/make_models.py $(ENGINES)/models
 	cd plugins/quantdispatch-vllm && QUANTDISPATCH_ENGINE_MODELS="$(CURDIR)/$(ENGINES)/models" \
 	  ../../$(VLLM)/bin/python -m pytest -p no:cacheprovider tests_engine $(ARGS)
+
+# SGLang requires packages that exist for GPUs only: what its Python imports on a CPU is listed, and nothing else installed.
+$(SGLANG)/.installed: plugins/quantdispatch-sglang/pyproject.toml $(SGLANG_TESTS)/requirements.txt
+	test -x $(SGLANG)/bin/python || $(PYTHON) -m venv $(SGLANG)
+	$(SGLANG)/bin/python -m pip install --quiet torch==2.13.0 'setuptools>=77'
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps --requirement $(SGLANG_TESTS)/requirements.txt
+	@mkdir -p $(TYPING) && ln -sfn "$(CURDIR)" $(TYPING)/quantdispatch
+	$(SGLANG)/bin/python -c "import pathlib, sysconfig; \
+	  pathlib.Path(sysconfig.get_path('purelib'), 'quantdispatch.pth').write_text('$(CURDIR)/$(TYPING)')"
+	$(SGLANG)/bin/python -m pip install --quiet --no-deps --no-build-isolation \
+	  --editable plugins/quantdispatch-sglang --editable plugins/quantdispatch-asym-moe
+	@touch $@
+
+test-engine-sglang: $(LIBRARY) $(SGLANG)/.installed
+	cd plugins/quantdispatch-sglang && ../../$(SGLANG)/bin/python -W ignore -m pytest -p no:cacheprovider tests_engine $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -23,7 +23,7 @@ from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabPara
 import quantdispatch as qd
 from quantdispatch.engines.adapters.fusion import USUAL
 
-FOLDER = Path(__file__).resolve().parents[4] / "tests" / "data" / "configs" / "shared"
+FOLDER = Path(__file__).resolve().parents[3] / "tests" / "data" / "configs" / "shared"
 EXPECTED: dict[str, dict[str, Any]] = tomllib.loads((FOLDER / "expected.toml").read_text())
 READ = [name for name, row in EXPECTED.items() if "error" not in row]
 REFUSED = [name for name, row in EXPECTED.items() if "error" in row]

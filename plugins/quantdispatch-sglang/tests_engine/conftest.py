@@ -12,7 +12,7 @@ import pytest
 import torch
 
 STUBS = Path(__file__).parent / "stubs"
-SUPPORT = Path(__file__).resolve().parents[4] / "tests" / "support"
+SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
 sys.path[:0] = [str(STUBS), str(SUPPORT), str(Path(__file__).parent)]
 
 
