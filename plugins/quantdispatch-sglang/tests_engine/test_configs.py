@@ -101,9 +101,13 @@ def test_a_config_and_its_model(name: str, arch: str | None, gpu: Any) -> None:
         gpu(arch)
     function, options = EXPECTED[name]["model"]
     modules = getattr(architectures, function)(**options)
-    plan = qd.plan(whole, modules=modules, device="cpu" if arch is None else f"cuda:{arch}", dtype="bfloat16", strict=False)
+    plan = qd.plan(
+        whole, modules=modules, device="cpu" if arch is None else f"cuda:{arch}", dtype="bfloat16", strict=False
+    )
     torch.set_default_dtype(torch.bfloat16)
-    made = quantization.get_quantization_config("compressed-tensors").from_config({**block, "hf_config": SimpleNamespace(**whole)})
+    made = quantization.get_quantization_config("compressed-tensors").from_config(
+        {**block, "hf_config": SimpleNamespace(**whole)}
+    )
     seen = 0
     for target, layers, kind in fused(modules):
         planned = [plan.layers[layer] for layer in layers if layer in plan.layers]
@@ -164,7 +168,9 @@ def test_the_cache(caplog: pytest.LogCaptureFixture) -> None:
         made = sglang_config({**block, "kv_cache_scheme": cache})
         found = made.get_quant_method(attention, "model.layers.0.self_attn.attn")
         # where no strategy is written, compressed-tensors means a scale of the whole tensor
-        assert type(found).__name__ == (method or "CompressedTensorsKVCacheMethod") and made.kv_cache_quant_algo == "FP8"
+        assert (
+            type(found).__name__ == (method or "CompressedTensorsKVCacheMethod") and made.kv_cache_quant_algo == "FP8"
+        )
     per_head = sglang_config({**block, "kv_cache_scheme": {**scale, "strategy": "attn_head"}})
     assert per_head.get_quant_method(attention, "model.layers.0.self_attn.attn") is None
     assert "cache" in per_head.report.line()

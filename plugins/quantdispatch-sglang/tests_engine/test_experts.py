@@ -17,7 +17,7 @@ from sglang.srt.layers.moe.topk import StandardTopKOutput
 
 from quantdispatch import NoSchemeFound
 
-E, H, I, TOP = 4, 256, 128, 2
+E, H, INNER, TOP = 4, 256, 128, 2
 PACKED, INTS = "pack-quantized", "int-quantized"
 NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 MIXTRAL = {"w1": "w1", "w3": "w3", "w2": "w2"}
@@ -35,7 +35,7 @@ Experts = list[dict[str, Stored]]
 def experts(block: Mapping[str, Any], names: Mapping[str, str] = NAMES, prefix: str = PREFIX) -> Experts:
     return [
         {
-            shard: stored(block, f"{prefix}.{e}.{name}", *((H, I) if shard == "w2" else (I, H)), "moe")
+            shard: stored(block, f"{prefix}.{e}.{name}", *((H, INNER) if shard == "w2" else (INNER, H)), "moe")
             for shard, name in names.items()
         }
         for e in range(E)
@@ -43,7 +43,7 @@ def experts(block: Mapping[str, Any], names: Mapping[str, str] = NAMES, prefix: 
 
 
 def module(block: Mapping[str, Any], prefix: str = PREFIX, **more: Any) -> Any:
-    return FusedMoE(E, H, I, 0, top_k=TOP, quant_config=sglang_config(block), prefix=prefix, **more)
+    return FusedMoE(E, H, INNER, 0, top_k=TOP, quant_config=sglang_config(block), prefix=prefix, **more)
 
 
 def load(made: Any, layers: Experts, names: Mapping[str, str] = NAMES, prefix: str = PREFIX) -> None:
@@ -248,8 +248,5 @@ def dense(packed: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, bits:
     plain[:, interleave] = mixed
     zero = torch.empty_like(plain.reshape(-1, len(grouped)))
     zero[:, torch.tensor(grouped)] = plain.reshape(-1, len(grouped))
-    scale, zero = (
-        table.reshape(groups, columns).repeat_interleave(rows // groups, dim=0)
-        for table in (natural, zero)
-    )
+    scale, zero = (table.reshape(groups, columns).repeat_interleave(rows // groups, dim=0) for table in (natural, zero))
     return (codes - zero).to(scale.dtype) * scale

@@ -81,7 +81,9 @@ def test_columns_and_rows_of_two_ranks(name: str, ranks: Any) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", ["int4 g64 asymmetric", "int3 g32 asymmetric", "int8 weights per tensor, token inputs"])
+@pytest.mark.parametrize(
+    "name", ["int4 g64 asymmetric", "int3 g32 asymmetric", "int8 weights per tensor, token inputs"]
+)
 def test_heads_of_attention(name: str, size: int, ranks: Any) -> None:
     """Four query heads and two for keys and values, of which four ranks have each twice."""
     names = ("q", "k", "v")
@@ -109,7 +111,8 @@ def test_heads_of_attention(name: str, size: int, ranks: Any) -> None:
 def test_members_that_differ_are_computed_each_in_its_own_way(ranks: Any) -> None:
     """int8 queries, int4 keys, dense values: SGLang would take the first one's scheme for all of them."""
     mixed = config(
-        (["re:.*q_proj"], weights(8, "channel"), None, PACKED), (["re:.*k_proj"], weights(symmetric=False), None, PACKED)
+        (["re:.*q_proj"], weights(8, "channel"), None, PACKED),
+        (["re:.*k_proj"], weights(symmetric=False), None, PACKED),
     )
     layers = [stored(mixed, f"m.{n}_proj", 128 if n == "q" else 64, K) for n in "qkv"]
     x = torch.randn(3, K)

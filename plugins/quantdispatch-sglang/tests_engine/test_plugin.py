@@ -21,6 +21,8 @@ load_plugins()
 from sglang.srt.layers import quantization as q
 print("class", q.get_quantization_config("compressed-tensors").__module__)
 """
+
+
 def ask(**environment: str) -> tuple[str, list[str]]:
     """Where the config's class is from, and what was warned of."""
     paths = {"PYTHONPATH": str(STUBS), "OMP_NUM_THREADS": "1"}

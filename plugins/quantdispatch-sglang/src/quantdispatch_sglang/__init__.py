@@ -1,8 +1,8 @@
 """quantdispatch in SGLang: compressed-tensors checkpoints by quantdispatch's rules, and by its kernels where SGLang has
 no class with the same numeric contract.
 
-Installing is all: SGLang calls :func:`register` in each of its processes. ``QUANTDISPATCH_SGLANG=0`` leaves SGLang as it
-is.
+Installing is all: SGLang calls :func:`register` in each of its processes. ``QUANTDISPATCH_SGLANG=0`` leaves SGLang as
+it is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""SGLang's config of compressed-tensors checkpoints, with quantdispatch's registry in the place of its chains of ``if``.
+"""SGLang's config of compressed-tensors checkpoints, with quantdispatch's registry in place of its chains of ``if``.
 
 It derives from SGLang's class, because models and other code ask for that class, and keeps its state what SGLang's is.
 """
@@ -227,7 +227,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         if isinstance(layer, ParallelLMHead):
             return self._method(layer, prefix, "lm_head", QuantDispatchHeadMethod, None)
         if isinstance(layer, VocabParallelEmbedding):
-            module = self.resolve(prefix, "embedding", layer)
+            # some models build their embedding without telling its name
+            module = self.resolve(prefix or "model.embed_tokens", "embedding", layer)
             module.check()
             return QuantDispatchEmbeddingMethod(self, module, self.report) if module.quantized else None
         if isinstance(layer, RadixAttention):

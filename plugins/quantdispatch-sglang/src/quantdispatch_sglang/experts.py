@@ -104,8 +104,8 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         if local >= routed:
             return self.shared[shard]
         members = self.projections[shard]
-        if members.alike and get_global_expert_location_metadata() is not None:
-            return members.first
+        if get_global_expert_location_metadata() is not None:
+            return members.one()  # which of them it is that is here is only known to SGLang's loader
         return members.layers[(layer._expert_storage_rank * routed + local) % len(members.layers)]
 
     def _cut(self, layer: Any, shard: str) -> Cut:

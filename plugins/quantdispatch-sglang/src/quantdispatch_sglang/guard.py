@@ -68,7 +68,7 @@ def obstacle() -> str | None:
     if numbers < FIRST:
         return f"SGLang {found} is too old; {window} is needed"
     if numbers >= BEYOND:
-        return f"SGLang {found} is newer than this adapter, which is for {window}; a newer quantdispatch-sglang may know it"
+        return f"SGLang {found} is newer than this adapter, which is for {window}; a newer adapter may know it"
     return missing(NEEDED) or foreign_device()
 
 

@@ -1,4 +1,4 @@
-"""Linear modules of SGLang on quantdispatch's kernels: each partition loaded by itself, computed together where possible.
+"""Linear modules of SGLang on quantdispatch's kernels: partitions loaded one by one, computed together if possible.
 
 A module's parameters are empty while weights are loaded: their loaders hand each stored tensor to the part that it
 belongs to, which keeps what this rank needs of it. Members of one module may so be quantized each in its own way. What

@@ -22,7 +22,7 @@ class Report:
         self.kernels[layer] = (scheme or "dense", kernel)
 
     def line(self) -> str:
-        """``quantdispatch: 210 layers wNa16_int on cpu/native, 1 layer dense on torch; why: quantdispatch explain P``"""
+        """``quantdispatch: 210 layers wNa16_int on cpu/native, 1 layer dense on sglang; why: ...``"""
         counted = Counter(self.kernels.values())
         parts = [
             f"{n} {'layers' if n > 1 else 'layer'} {scheme} on {kernel}" for (scheme, kernel), n in counted.items()

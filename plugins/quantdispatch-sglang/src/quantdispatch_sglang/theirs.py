@@ -24,8 +24,8 @@ class SingleGroups:
         self._known: dict[Any, Any] = {}
 
     def method(self, module: Module, prefix: str, layer: Resolution, wanted: str) -> Any | None:
-        """SGLang's method for ``module``, whose ``scheme`` it sets. ``None`` where it is not of the class ``wanted``, or
-        where SGLang refuses: the module is then as it was."""
+        """SGLang's method for ``module``, whose ``scheme`` it sets. ``None`` where it is not of the class ``wanted``,
+        or where SGLang refuses: the module is then as it was."""
         # SGLang takes heads by name only
         target = prefix if layer.kind == "lm_head" else "Linear"
         try:
