@@ -147,7 +147,7 @@ def _cpu_seconds(call: Callable[[], Tensor], flush: Tensor | None) -> float:
 def _gpu_seconds(call: Callable[[], Tensor], flush: Tensor | None) -> float:
     if flush is not None:
         flush.zero_()
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
     events[0].record()
     call()
     events[1].record()

@@ -101,7 +101,7 @@ def test_the_listing_names_rule_scheme_origin_and_conditions(use: Any, capsys: p
     assert "             inputs absent" in block
     assert any(line.startswith("    either   kind ") for line in block)
     assert any(line.startswith("    or       kind ") and "group_size >= 1" in line for line in block)
-    assert lines[-1].endswith("2 kernels · backends: cpu, marlin")
+    assert lines[-1].endswith("2 kernels · backends: marlin, cpu")
 
 
 def test_json_has_everything_and_the_scheme_by_name(use: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,7 +110,7 @@ def test_json_has_everything_and_the_scheme_by_name(use: Any, capsys: pytest.Cap
     document = json.loads(capsys.readouterr().out)
     assert [rule["name"] for rule in document["rules"]] == [rule.name for rule in registry.rules.rules]
     assert {"wNa16_int", "w8a8_fp8", "dense"} <= {rule["scheme"] for rule in document["rules"]}
-    assert [kernel["name"] for kernel in document["kernels"]] == ["cpu/int4", "marlin/int4"]
+    assert [kernel["name"] for kernel in document["kernels"]] == ["marlin/int4", "cpu/int4"]
 
 
 OVERLAP = Rule(
