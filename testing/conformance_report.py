@@ -28,7 +28,8 @@ class ReportWriter:
     @hookimpl
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.when == "call":
-            self.records += [dict(value) for name, value in report.user_properties if name == PROPERTY]
+            properties: list[tuple[str, Any]] = report.user_properties
+            self.records += [value for name, value in properties if name == PROPERTY]
 
     @hookimpl
     def pytest_sessionfinish(self) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ...registry.environment import Environment
 from ...registry.kernels import Kernel, run_probe
-from .backend_checks import CHECKS
+from . import backend_checks, kernel_life, kernel_numerics
 from .checks import Checks, Item, NotApplicable
 from .layers import LAYER_CAPABILITIES, Layer
 from .resolving import resolved, scheme_of, usual_resolved
@@ -42,7 +42,7 @@ class BackendConformance(Conformance):
     environment: ClassVar[Mapping[str, Any]] = {}
     runs_on: ClassVar[str] = "cpu"
     tolerance: ClassVar[Mapping[str, float]] = {"bfloat16": 4.5e-3, "float16": 6e-4, "float32": 1e-5}
-    checks: ClassVar[Checks] = CHECKS
+    checks: ClassVar[Checks] = Checks.of(backend_checks.CHECKS, kernel_numerics.CHECKS, kernel_life.CHECKS)
     kind: ClassVar[str] = "backend"
 
     @property

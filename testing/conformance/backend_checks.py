@@ -92,6 +92,3 @@ def unknown_sizes(subject: BackendConformance, part: str, layer: Layer) -> None:
     if verdict.status == "no":
         reasons = "; ".join(map(str, verdict.mismatches))
         raise Nonconformance(f"with sizes unknown it says no ({reasons}), and with [{layer.n}, {layer.k}] yes")
-
-
-from . import kernel_life, kernel_numerics  # noqa: E402, F401  they add their checks to these

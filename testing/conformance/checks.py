@@ -6,7 +6,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ...registry.errors import QuantDispatchError
 from .layers import Layer
@@ -19,6 +19,9 @@ TIERS = {
     "numerics": "it computes what it should",
     "lifecycle": "it is packed, copied, saved and called again",
 }
+
+
+F = TypeVar("F", bound=Callable[..., None])
 
 
 class Nonconformance(AssertionError):
@@ -57,12 +60,17 @@ class Checks:
     def __init__(self) -> None:
         self.all: list[Check] = []
 
-    def __call__(
-        self, name: str, scope: str, *, needs: str | None = None, since: str = "1.0"
-    ) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    @classmethod
+    def of(cls, *several: Checks) -> Checks:
+        """The checks of ``several``, in that order."""
+        made = cls()
+        made.all = [check for checks in several for check in checks.all]
+        return made
+
+    def __call__(self, name: str, scope: str, *, needs: str | None = None, since: str = "1.0") -> Callable[[F], F]:
         """Registers a function as a check."""
 
-        def register(function: Callable[..., None]) -> Callable[..., None]:
+        def register(function: F) -> F:
             self.all.append(Check(name, function, scope, needs, since))
             return function
 

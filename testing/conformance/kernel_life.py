@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ...registry.errors import QuantDispatchError
-from . import backend_checks
-from .checks import Nonconformance, NotApplicable
+from .checks import Checks, Nonconformance, NotApplicable
 from .layers import Layer
 from .modules import module_of
 from .trial import difference, moved, same_bits, tensors_difference
@@ -21,7 +20,7 @@ from .trial import difference, moved, same_bits, tensors_difference
 if TYPE_CHECKING:
     from .backend import BackendConformance
 
-CHECKS = backend_checks.CHECKS
+CHECKS = Checks()
 
 
 @CHECKS("lifecycle/unpack", "layer")

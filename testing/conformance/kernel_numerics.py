@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
-from . import backend_checks, diagnosis
-from .checks import Nonconformance, NotApplicable
+from . import diagnosis
+from .checks import Checks, Nonconformance, NotApplicable
 from .layers import Layer
 from .trial import same_bits
 
 if TYPE_CHECKING:
     from .backend import BackendConformance
 
-CHECKS = backend_checks.CHECKS
+CHECKS = Checks()
 #: rows of x: one token, a few, and more than most kernels' tiles have
 ROWS = (1, 5, 67)
 
@@ -59,8 +61,12 @@ def rounding(subject: BackendConformance, part: str, layer: Layer) -> None:
     y, exact = trial.apply(impl, x, impl.pack(trial.operands)).cpu().double(), trial.truth.output(x.cpu())
     if diagnosis.close(y, exact, 3 * trial.tolerance):
         return
-    ways = {"away from zero": lambda v: v.sign() * (v.abs() + 0.5).floor(), "towards zero": torch.trunc}
-    ways |= {"down": torch.floor, "up": lambda v: (v + 0.5).floor()}
+    ways: dict[str, Callable[[Tensor], Tensor]] = {
+        "away from zero": lambda v: v.sign() * (v.abs() + 0.5).floor(),
+        "towards zero": torch.trunc,
+        "down": torch.floor,
+        "up": lambda v: (v + 0.5).floor(),
+    }
     bare = trial.truth.unquantized("inputs")
     words = [way for way, of in ways.items() if diagnosis.close(y, bare.output(of(x.cpu().float())), 1e-2)]
     raise Nonconformance(

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ...registry.operands import Operands
 from ...registry.rules import Rule
+from . import scheme_checks, scheme_numerics
 from .checks import Checks, Nonconformance
 from .layers import LAYER_CAPABILITIES, OF_KERNELS, Layer
 from .resolving import layers_of_rule, scheme_of
-from .scheme_checks import CHECKS
 from .subject import Conformance
 from .trial import Trial
 from .truth import Truth
@@ -38,7 +38,7 @@ class SchemeConformance(Conformance):
 
     rules: ClassVar[Sequence[str]]
     tolerance: ClassVar[Mapping[str, float]] = {"bfloat16": 4e-3, "float16": 5e-4, "float32": 1e-5}
-    checks: ClassVar[Checks] = CHECKS
+    checks: ClassVar[Checks] = Checks.of(scheme_checks.CHECKS, scheme_numerics.CHECKS)
     kind: ClassVar[str] = "scheme"
 
     @property

@@ -177,6 +177,3 @@ def sharded(subject: SchemeConformance, part: str, layer: Layer) -> None:
     made = trial.scheme.stored(LayerShape(layer.n, layer.k, "dense"))
     if not any({"in", "out"} <= set(tensor.axes) for tensor in made):
         raise Nonconformance("no tensor has an axis 'in' and an axis 'out': no module would be taken for such a layer")
-
-
-from . import scheme_numerics  # noqa: E402, F401  it adds its checks to these

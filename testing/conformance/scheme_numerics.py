@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from ...registry.operands import Operands
-from . import diagnosis, scheme_checks
-from .checks import Nonconformance, NotApplicable
+from . import diagnosis
+from .checks import Checks, Nonconformance, NotApplicable
 from .layers import Layer
 from .modules import module_of
 from .trial import Trial, difference, same_bits, tensors_difference
@@ -20,7 +20,7 @@ from .truth import cached
 if TYPE_CHECKING:
     from .scheme import SchemeConformance
 
-CHECKS = scheme_checks.CHECKS
+CHECKS = Checks()
 
 
 def _read(subject: SchemeConformance, trial: Trial) -> Operands:

@@ -7,6 +7,7 @@ step, are the library's own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -68,7 +69,7 @@ class Truth:
         if is_nvfp4(args) or is_mx(args) or self.mx_inputs:
             return fake_quantize(x, args, o.input_global_scale, mx=None if not self.mx_inputs else True).double()
         if args.strategy == "group" and args.group_size:
-            parts = x.float().split(args.group_size, -1)
+            parts = torch.split(x.float(), args.group_size, -1)
             return torch.cat([_quantized(part, args, None, None) for part in parts], -1)
         return _quantized(x.float(), args, o.input_scale, o.input_zero_point)
 
@@ -86,7 +87,8 @@ class Truth:
     @property
     def step(self) -> float | None:
         """The distance between two values of quantized outputs."""
-        return None if self.layer.outputs is None else float(self.operands.output_scale)
+        scale: Tensor | None = self.operands.output_scale
+        return None if self.layer.outputs is None or scale is None else float(scale)
 
 
 def _values(scale: Tensor) -> Tensor:
@@ -95,9 +97,13 @@ def _values(scale: Tensor) -> Tensor:
 
 def _quantized(x: Tensor, args: QuantArgs, scale: Tensor | None, zero_point: Tensor | None) -> Tensor:
     """fp32 to the float64 values of its codes; scales per row, or one for all."""
-    over = dict(dim=-1, keepdim=True) if args.strategy in ("token", "group") else dict()
+    by_row = args.strategy in ("token", "group")
+
+    def over(extreme: Callable[..., Tensor]) -> Tensor:
+        return extreme(dim=-1, keepdim=True) if by_row else extreme()
+
     if args.type == "float":
-        scale = x.abs().amax(**over) / 448 if args.dynamic else _given(scale)
+        scale = over(x.abs().amax) / 448 if args.dynamic else _given(scale)
         scale = scale.clamp(min=_TINY)
         return (x / scale).clamp(-448, 448).to(FP8).double() * scale.double()
     low, high = -(1 << (args.num_bits - 1)), (1 << (args.num_bits - 1)) - 1
@@ -106,9 +112,9 @@ def _quantized(x: Tensor, args: QuantArgs, scale: Tensor | None, zero_point: Ten
         scale = _given(scale)
         zero = zero if args.symmetric else _given(zero_point)
     elif args.symmetric:
-        scale = (x.abs().amax(**over) / high).clamp(min=_TINY)
+        scale = (over(x.abs().amax) / high).clamp(min=_TINY)
     else:
-        least, largest = x.amin(**over).clamp(max=0), x.amax(**over).clamp(min=0)
+        least, largest = over(x.amin).clamp(max=0), over(x.amax).clamp(min=0)
         scale = ((largest - least) / (high - low)).clamp(min=_TINY)
         zero = (low - least / scale).round().clamp(low, high)
     codes = (x / scale + zero).round().clamp(low, high)
