@@ -113,13 +113,13 @@ def _floats(slot: int, bits: int, bf16: bool) -> list[str]:
 
 
 @triton.constexpr_function
-def assembly(slot, form, bits, bf16, zero):  # type: ignore[no-untyped-def]
+def assembly(slot, form, bits, bf16, zero):
     """The snippet for the codes in ``slot`` of words of ``bits``-bit codes. ``form``: INT, FP4 or FP8."""
     lines = _integers(slot, bits, bf16, zero) if form == 0 else _floats(slot, bits, bf16)
     return "{ .reg .b32 t, u, c, d; " + " ".join(lines) + " }"
 
 
 @triton.constexpr_function
-def added(bits, bf16):  # type: ignore[no-untyped-def]
+def added(bits, bf16):
     """What a zero point from 0 on has to have added to be the subtrahend of a snippet with ``zero``."""
     return -128 if bits == 8 and bf16 else magic(bf16)

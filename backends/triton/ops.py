@@ -15,7 +15,7 @@ from torch import Tensor
 from .launch import eager_or_op
 
 # torch leaves Library unannotated
-_library: Any = torch.library.Library("quantdispatch_triton", "DEF")  # type: ignore[no-untyped-call]
+_library: Any = torch.library.Library("quantdispatch_triton", "DEF")
 
 
 def define(schema: str, function: Callable[..., Any], fake: Callable[..., Any]) -> Callable[..., Any]:
