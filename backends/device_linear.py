@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,13 @@ from torch import Tensor
 from ..numerics.activations import quantize_outputs
 from ..registry.errors import QuantDispatchError
 from .cpu.linear import CpuLinear
+
+
+def there(x: Tensor) -> AbstractContextManager[Any]:
+    """Inside, x's device is the current one: providers' ops and compiled kernels run on that, wherever x is."""
+    if x.is_cuda and not torch.compiler.is_compiling() and x.device.index != torch.cuda.current_device():
+        return torch.cuda.device(x.device)
+    return nullcontext()
 
 
 class DeviceLinear(CpuLinear):
@@ -33,7 +42,8 @@ class DeviceLinear(CpuLinear):
         rows = x.reshape(-1, self.k).contiguous()
         if rows.shape[0] == 0:
             return x.new_empty((*x.shape[:-1], self.n))
-        y = self.forward(rows, state)
+        with there(rows):
+            y = self.forward(rows, state)
         bias = state.get("bias")
         if bias is not None and not self.adds_bias(state):
             y = y.float() + bias

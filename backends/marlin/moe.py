@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...registry.errors import QuantDispatchError
+from ..device_linear import there
 from .providers import Adapter, Routing, Weight, adapter
 from .routing import route
 
@@ -109,11 +110,12 @@ class Experts:
             return torch.empty_like(x)
         routing = route(index.long(), weights, self._count)
         owner = torch.where((index >= 0) & (index < self._count), index, torch.zeros_like(index)).long().reshape(-1)
-        parts = [stack(self._ops, x, routing, owner, chosen, False) for stack in self._first]
-        hidden = self._activation(parts[0].to(x.dtype))
-        if len(parts) == 2:
-            hidden = hidden * parts[1].to(x.dtype)
-        y = self._last(self._ops, hidden, routing, owner, 1, True)
+        with there(x):
+            parts = [stack(self._ops, x, routing, owner, chosen, False) for stack in self._first]
+            hidden = self._activation(parts[0].to(x.dtype))
+            if len(parts) == 2:
+                hidden = hidden * parts[1].to(x.dtype)
+            y = self._last(self._ops, hidden, routing, owner, 1, True)
         return y.view(tokens, chosen, self._last.n).float().sum(1).to(x.dtype)
 
 

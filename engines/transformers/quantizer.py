@@ -20,6 +20,7 @@ from transformers.utils.quantization_config import QuantizationMethod
 from ...registry.checkpoint import open_checkpoint
 from ...registry.errors import CheckpointError, ConfigError
 from ...registry.plan import Plan, Resolution, plan
+from ..binding import device_name
 from ..dense import quicken
 from ..memory import release_free_memory
 from ..modules import QuantLinear
@@ -153,7 +154,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 "quantized weights come from safetensors files, and none were given", field="state_dict", code="QD533"
             )
         folder = os.path.dirname(files[0])
-        result = plan(folder, device=self._device_kind(), dtype=dtype_name(dtype), strict=True)
+        device = device_name(torch.device(self._device_kind()))
+        result = plan(folder, device=device, dtype=dtype_name(dtype), strict=True)
         shards = open_checkpoint(folder).shards if result.checkpoint is None else result.checkpoint.shards
         expected = {os.path.join(folder, shard) for shard in shards}
         if {os.path.realpath(f) for f in files} != {os.path.realpath(f) for f in expected}:
