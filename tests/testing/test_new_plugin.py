@@ -63,6 +63,15 @@ def test_a_name_that_cannot_be(name: str, words: str, tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+def test_the_template_is_in_the_wheel_and_the_sdist() -> None:
+    root = Path(__file__).parents[2]
+    patterns = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    # setuptools puts what these name into both
+    packed = {file for pattern in patterns["quantdispatch.cli"] for file in (root / "cli").glob(pattern)}
+    written = {file for file in (root / "cli" / "templates").rglob("*") if file.is_file()}
+    assert packed == written and len(written) == 9
+
+
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     folder = write_plugin("mine", tmp_path)
     (folder / "README.md").write_text("edited")
