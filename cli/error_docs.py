@@ -18,9 +18,9 @@ def errors_page() -> Iterator[str]:
     yield from (
         "# Errors",
         "",
-        "Every error has a code. The command prints it behind the line, `--json` has it as `code`, and in Python it is",
-        "`error.code`. Wording may change; a code keeps its meaning. The findings of `quantdispatch rules --check` have",
-        "codes of their own, in [rule checks](rule-checks.md).",
+        "Every error has a code. The command prints it behind the line, `--json` has it as `code`, and it is",
+        "`error.code` in Python. Wording may change; a code keeps its meaning. The findings of",
+        "`quantdispatch rules --check` have codes of their own, in [rule checks](rule-checks.md).",
         "",
         "| code | class | meaning |",
         "|---|---|---|",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from types import MethodType
 from typing import Any, Self, cast
 
 import torch
@@ -94,7 +95,18 @@ class QuantExperts(nn.Module):
         self._fused: Fused | None = None
         self._number = experts_op.enter(self)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A bound method is pickled as a look-up in an object that is not whole yet when it is read."""
+        state = dict(self.__dict__)
+        if getattr(self._activation, "__self__", None) is self.original:
+            state["_activation"] = None
+            state["_method"] = cast(MethodType, self._activation).__func__
+        return state
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        method = state.pop("_method", None)
+        if method is not None:
+            state["_activation"] = MethodType(method, state["original"])
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._number = experts_op.enter(self)
 
@@ -114,8 +126,8 @@ class QuantExperts(nn.Module):
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """``hidden_states`` [T, H], ``top_k_index`` int [T, k], ``top_k_weights`` [T, k] to [T, H] in the dtype of the
-        hidden states: the weighted sum over the chosen experts, added up in fp32. An index of E (an expert that lives
-        elsewhere) adds nothing."""
+        hidden states: the weighted sum over the chosen experts, added up in fp32. An index outside 0..E-1 (an
+        expert that lives elsewhere: E in transformers, -1 in engines) adds nothing."""
         if torch.compiler.is_dynamo_compiling() and not torch.compiler.is_exporting():
             gradient = torch.is_grad_enabled() and (hidden_states.requires_grad or top_k_weights.requires_grad)
             if not gradient:
@@ -155,7 +167,7 @@ class QuantExperts(nn.Module):
     def _add_one(self, total: Tensor, x: Tensor, chosen: list[int], weights: Tensor) -> None:
         """One token needs no sorting, and in decoding there is one."""
         for number, weight in zip(chosen, weights.float().unbind(), strict=True):
-            if number < self.num_experts:
+            if 0 <= number < self.num_experts:
                 total += self._expert(number, x).float() * weight
 
     def _expert(self, number: int, x: Tensor) -> Tensor:
@@ -171,6 +183,8 @@ def _dense(module: nn.Module, dtype: torch.dtype | None) -> Tensor:
 def _by_expert(index: Tensor, weights: Tensor, experts: int) -> Iterator[tuple[int, Tensor, Tensor]]:
     """(expert, its rows [r], their weights [r]) for every expert that has rows."""
     flat = index.reshape(-1)
+    # those that live elsewhere sort behind all others
+    flat = torch.where((flat >= 0) & (flat < experts), flat, experts)
     order = flat.argsort(stable=True)
     rows, ordered = order // index.shape[-1], weights.reshape(-1)[order]
     start = 0
