@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ import torch
 
 STUBS = Path(__file__).parent / "stubs"
 SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
+#: a pipeline of one stage
+ONE_STAGE = SimpleNamespace(rank_in_group=0, world_size=1, is_first_rank=True, is_last_rank=True, first_rank=0)
 sys.path[:0] = [str(STUBS), str(SUPPORT), str(Path(__file__).parent)]
 
 
@@ -52,7 +55,9 @@ def ranks() -> Callable[..., AbstractContextManager[Any]]:
     def of(size: int = 1, rank: int = 0, experts: int = 1, expert_rank: int = 0) -> AbstractContextManager[Any]:
         return get_parallel().override(
             tp_size=size, tp_rank=rank, attn_tp_size=size, attn_tp_rank=rank, moe_tp_size=size // experts,
-            moe_tp_rank=rank % (size // experts), moe_ep_size=experts, moe_ep_rank=expert_rank, tp_group=None,
+            moe_tp_rank=rank % (size // experts), moe_ep_size=experts,
+            moe_ep_rank=expert_rank, tp_group=None, attn_tp_group=None, pp_group=ONE_STAGE,
+            pp_rank=0, pp_size=1, attn_dp_size=1, attn_dp_rank=0, attn_cp_size=1, attn_cp_rank=0,
         )  # fmt: skip
 
     return of

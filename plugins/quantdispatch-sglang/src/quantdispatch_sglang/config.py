@@ -45,6 +45,7 @@ _SGLANGS_OWN = ("packed_modules_mapping", "hf_config", "linear_fp8_config", "req
 _FUSIONS: Mapping[str, tuple[str, ...]] = {**USUAL, "fused_qkv_a_proj_with_mqa": ("q_a_proj", "kv_a_proj_with_mqa")}
 #: made again where they are needed
 _MADE = ("_table", "_report", "_single", "_mapper", "_entries")
+_IN_MODEL = ("layers.", "embed_tokens")
 _LOADERS = ("DefaultModelLoader", "LayeredModelLoader")
 _reports: weakref.WeakSet[Report] = weakref.WeakSet()
 
@@ -204,20 +205,37 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
                 members = (prefix,)
         return table.resolve(prefix, kind, classes, [self._entry_of(member) for member in members])
 
+    @property
+    def _names(self) -> frozenset[str]:
+        made: frozenset[str] | None = self.__dict__.get("_entries")
+        if made is None:
+            made = self.__dict__["_entries"] = _names_in(self.table)
+        return made
+
     def _entry_of(self, name: str) -> str:
         """The layer's name, or what an entry of the config calls it that leaves the first parts of its name away: that
         of a part of a model may be written so, and SGLang takes it so. Where there are tensors they tell."""
-        table = self.table
-        if table.stored:
+        if self.table.stored:
             return name
-        entries = self.__dict__.setdefault("_entries", _names_in(table))
+        entries = self._names
         parts = name.split(".")
         suffixes = (".".join(parts[first:]) for first in range(len(parts)))
         return next((suffix for suffix in suffixes if suffix in entries), name)
 
+    def _whole_name(self, prefix: str) -> str:
+        """Many models of SGLang leave away the ``model.`` that the checkpoint's names begin with."""
+        if not prefix.startswith(_IN_MODEL):
+            return prefix
+        if self.table.stored:
+            known = any(name.startswith(_IN_MODEL) for name in self.table.stored)
+        else:
+            known = any(name.startswith(_IN_MODEL) for name in self._names)
+        return prefix if known else f"model.{prefix}"
+
     # -- what SGLang asks
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        prefix = self._whole_name(prefix)
         if isinstance(layer, LinearBase):
             if self.linear_fp8_config is not None:  # an extension of SGLang's, which goes before any scheme there
                 return Fp8LinearMethod(self.linear_fp8_config)

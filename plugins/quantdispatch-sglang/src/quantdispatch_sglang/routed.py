@@ -14,12 +14,7 @@ from .experts import QuantDispatchExpertsMethod
 from .marlin import ZeroPointMarlinMoE, suits
 
 #: names in checkpoints of gate, what it gates, and down. SGLang does not tell which a model has
-_TRIPLES = (
-    ("gate_proj", "up_proj", "down_proj"),
-    ("w1", "w3", "w2"),
-    ("gate", "up", "down"),
-    ("linear", "linear_v", "linear_1"),
-)
+_TRIPLES = (("gate_proj", "up_proj", "down_proj"), ("w1", "w3", "w2"))
 _SHARED = ("shared_experts", "shared_expert")
 
 
