@@ -55,7 +55,8 @@ def answer(folder: str, request: dict[str, Any]) -> dict[str, Any]:
     return {
         "logprobs": [row[token].logprob for row, token in zip(rows, ids[1:], strict=True)],
         "tokens": list(result.outputs[0].token_ids),
-        "methods": llm.apply_model(methods)[0],
+        # a function of this file cannot be sent to workers in other processes
+        "methods": llm.apply_model(methods)[0] if request.get("tensor_parallel", 1) == 1 else {},
         "seconds": time.perf_counter() - start,
     }
 

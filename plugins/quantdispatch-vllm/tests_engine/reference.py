@@ -60,6 +60,8 @@ def model(folder: Path) -> Any:
         Path(scratch, "config.json").write_text(json.dumps(config))
         save_file({name: t.contiguous() for name, t in dense.items()}, Path(scratch, "model.safetensors"))
         built = AutoModelForCausalLM.from_pretrained(scratch, dtype=torch.float32)
+    if built.config.tie_word_embeddings:
+        built.tie_weights()
     for name, module in quantized.items():
         built.set_submodule(name, module)
     return built

@@ -1,7 +1,8 @@
 """What real vLLM answers for a checkpoint is what the checkpoint says, by the reference numerics and by stock vLLM.
 
 Tolerances, of log-probabilities of the prompt's tokens. In fp32 only the order of sums differs, and attention: 2e-3.
-In bf16 every layer rounds: 0.1 on average (SmolLM2's are between 0 and -12; two roundings of one model differ so).
+In bf16 every layer rounds: 0.15 on average where inputs are left alone, of values between 0 and -12. Where inputs are
+quantized a rounding to bf16 before it moves whole codes, and the distance grows: 0.7, for stock vLLM as for ours.
 """
 
 from __future__ import annotations
@@ -9,10 +10,16 @@ from __future__ import annotations
 import pytest
 import torch
 from conftest import IDS, MODELS, TEXT
-from make_models import EXPERTS, REAL, TINY
+from make_models import EXPERTS, REAL, TABLES, TINY
 from reference import logprobs
 
-IN_FP32, IN_BF16 = 2e-3, 0.1
+IN_FP32, IN_TABLES, IN_BF16 = 2e-3, 0.03, {"a16": 0.15, "a8": 0.7}
+
+
+def in_bf16(name: str) -> float:
+    return IN_BF16["a16" if "a16" in name else "a8"]
+
+
 #: that stock vLLM computes on a processor without AVX-512
 STOCK = ("w8a8-int8", "fp8-dynamic")
 
@@ -35,6 +42,23 @@ def test_one_line_for_each_model_says_what_computes_it(tiny) -> None:
     lines = [line for line in tiny["log"].splitlines() if "quantdispatch: " in line]
     assert len(lines) == len(TINY)
     assert all("quantdispatch explain " in line for line in lines)
+
+
+@pytest.fixture(scope="module")
+def tables(ask):
+    return ask("tables", list(TABLES), dtype="float32")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_quantized_embeddings(tables, name: str) -> None:
+    """Llama builds its embedding without a name. The vocabulary is no multiple of what vLLM pads it to."""
+    answer = tables[name]
+    assert "error" not in answer, answer
+    assert any("QuantDispatchEmbeddingMethod" in method for method in answer["methods"])
+    assert any("TiedHeadMethod" in method for method in answer["methods"]) is TABLES[name]
+    expected = logprobs(MODELS / "tables" / name, IDS)
+    # rows are rounded to the scales' bf16 as they are looked up, which the head's product with the same rows is not
+    assert (torch.tensor(answer["logprobs"]) - expected).abs().max() < IN_TABLES
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +100,7 @@ def test_smollm2_in_bf16(real, name: str) -> None:
     answer = real[name]
     assert "error" not in answer, answer
     expected = logprobs(MODELS / "smollm2" / name, TEXT)
-    assert (torch.tensor(answer["logprobs"]) - expected).abs().mean() < IN_BF16
+    assert (torch.tensor(answer["logprobs"]) - expected).abs().mean() < in_bf16(name)
     assert len(answer["tokens"]) == 8
 
 
@@ -90,7 +114,7 @@ def test_smollm2_as_stock_vllm_answers(real, stock, name: str) -> None:
     assert "error" not in stock[name], stock[name]
     assert not any("QuantDispatch" in method for method in stock[name]["methods"])
     ours, theirs = (torch.tensor(answers[name]["logprobs"]) for answers in (real, stock))
-    assert (ours - theirs).abs().mean() < IN_BF16
+    assert (ours - theirs).abs().mean() < in_bf16(name)
 
 
 @pytest.mark.parametrize("name", STOCK)
