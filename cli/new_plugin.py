@@ -44,7 +44,7 @@ def write_plugin(name: str, path: Path) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"{folder} is already there, and nothing is overwritten", field="path", observed=str(folder),
-            required="a folder that is empty, or does not exist", remedy="take another name, another --path, or move it",
+            required="a folder that is empty, or does not exist", remedy="take another name or --path, or move it",
         )  # fmt: skip
     for parts, text in _template():
         target = folder.joinpath(*(part.replace(_PACKAGE, package) for part in parts))

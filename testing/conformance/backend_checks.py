@@ -36,8 +36,8 @@ def target(subject: BackendConformance, part: str) -> None:
 def probe(subject: BackendConformance, part: str) -> None:
     """The probe answers: with nothing where the kernel works, with a reason where it does not."""
     kernel = subject.records[part]
-    if kernel.probe is None:
-        raise NotApplicable("the record has no probe")
+    if kernel.probe is None or not subject.probed:
+        raise NotApplicable("the record has no probe" if subject.probed else "a stand-in takes the provider's place")
     reason: object = run_probe(kernel.probe)
     if reason is not None and not isinstance(reason, str):
         raise Nonconformance(f"{kernel.probe} answers {reason!r}, required None or a text")

@@ -59,7 +59,7 @@ def _sides() -> Iterator[tuple[QuantArgs | None, QuantArgs | None, QuantArgs | N
                 weights = QuantArgs(num_bits=bits, symmetric=symmetric, **way)
                 yield from ((weights, side, None) for side in (*integers, *floats[1:3]))
                 yield from ((weights, side, side) for side in static)
-    for way in (*_WAYS[:5], _WAYS[-1]):
+    for way in (*_WAYS[:5], _WAYS[-1], {"strategy": "block", "block_structure": [128, 128]}):
         yield from ((QuantArgs(type="float", **way), side, None) for side in floats)
     for dynamic in (None, "local"):
         yield QuantArgs(**_NV), None if dynamic is None else QuantArgs(**_NV, dynamic=dynamic), None
