@@ -22,12 +22,14 @@ from .compat import compile_for
 
 _PACKAGE = __name__.rpartition(".")[0]
 #: modules with an ``aot_cases()``
-MODULES = ("wna16_aot",)
+MODULES = ("wna16_aot", "scaled_aot")
 #: classes of matrix instructions by how they are spelled in PTX and in AMD's assembly
 INSTRUCTIONS = {
-    "tcgen05": re.compile(r"\btcgen05\.mma\b"),
+    "tcgen05": re.compile(r"\btcgen05\.mma\b(?!\S*block_scale)"),
+    "tcgen05 scaled": re.compile(r"\btcgen05\.mma\.\S*block_scale"),
     "wgmma": re.compile(r"\bwgmma\.mma_async\b"),
-    "mma": re.compile(r"\bmma\.sync\b"),
+    "mma": re.compile(r"\bmma\.sync\b(?!\S*block_scale)"),
+    "mma scaled": re.compile(r"\bmma\.sync\.\S*block_scale"),
     "mfma": re.compile(r"\bv_mfma_\w+"),
 }
 _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")

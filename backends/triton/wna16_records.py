@@ -1,4 +1,4 @@
-"""The records of the weight-only kernels. Importing this imports neither torch nor triton."""
+"""The records of the weight-only kernels, and of products with scales on both sides. Imports neither torch nor triton."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...registry.domains import between, not_in
+from ...registry.gpus import BLOCK_SCALED
 from ...registry.kernels import Args, Kernel, Needs
 from .requirements import SCALES, devices, needs
 
@@ -42,6 +43,23 @@ def _boxes() -> Iterator[Needs]:
         yield needs(where, _float(4, "tensor_group", **nv), **{"k%16": 0})
 
 
+def _scaled() -> Iterator[Needs]:
+    """Both sides with scales a group. e4m3 beside e2m1: sm120 has no instruction that Triton finds for it."""
+    nv = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "symmetric": True}
+    nv |= {"scale_dtype": {None, "float8_e4m3fn"}}
+    mx = {"type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    four, eight = mx | {"num_bits": 4, "scale_dtype": _EXPONENT}, mx | {"num_bits": 8, "scale_dtype": "uint8"}
+    for cuda, weights, inputs, dynamic in (
+        (BLOCK_SCALED, nv, nv, "local"),
+        (BLOCK_SCALED, four, four, True),
+        (BLOCK_SCALED, eight, eight, True),
+        ({"sm100"}, four, eight, True),
+    ):
+        for where in devices(cuda, ()):
+            sides = Args(dynamic=False, **weights), Args(dynamic=dynamic, **inputs)
+            yield needs(where, *sides, **{"k%32": 0})
+
+
 def kernels() -> Iterator[Kernel]:
     yield Kernel(
         name="triton/wna16",
@@ -49,5 +67,13 @@ def kernels() -> Iterator[Kernel]:
         rank=50,
         requires=tuple(_boxes()),
         target=f"{_HERE}.wna16:WNA16Linear",
+        probe=f"{_HERE}.probes:device",
+    )
+    yield Kernel(
+        name="triton/block_scaled",
+        op="linear",
+        rank=60,
+        requires=tuple(_scaled()),
+        target=f"{_HERE}.scaled:BlockScaledLinear",
         probe=f"{_HERE}.probes:device",
     )

@@ -63,6 +63,35 @@ def test_the_record_admits_what_the_kernel_computes(
     assert ("triton/wna16" in chosen) is admitted
 
 
+MX8 = {"type": "float", "num_bits": 8, "strategy": "group", "group_size": 32, "scale_dtype": "uint8"}
+MX4 = MX8 | {"num_bits": 4}
+
+
+@pytest.mark.parametrize(
+    ("weights", "inputs", "families"),
+    [
+        (NV, NV | {"dynamic": "local"}, {"sm100", "sm120"}),
+        (MX4, MX4 | {"dynamic": True}, {"sm100", "sm120"}),
+        (MX8, MX8 | {"dynamic": True}, {"sm100", "sm120"}),
+        (MX4, MX8 | {"dynamic": True}, {"sm100"}),
+        (MX8, MX4 | {"dynamic": True}, set()),
+        (FP8, FP8 | {"strategy": "token", "dynamic": True}, set()),
+    ],
+)
+def test_scales_on_both_sides_need_instructions_that_take_them(
+    weights: Mapping[str, Any], inputs: Mapping[str, Any], families: set[str]
+) -> None:
+    args = QuantArgs(**weights)
+    spec = KernelSpec("linear", "linear", "t", args, QuantArgs(**inputs), None, 64, 256, "bfloat16", args.group_size)
+    found = {
+        family
+        for family in ("sm80", "sm89", "sm90", "sm100", "sm120", "gfx942")
+        for candidate in select(spec, SM90 | {"family": family}, kernels()).trace
+        if candidate.kernel.name == "triton/block_scaled" and candidate.status == "yes"
+    }
+    assert found == families
+
+
 def test_records_import_neither_torch_nor_triton() -> None:
     code = "import sys; import quantdispatch.backends.triton as t; n = len(list(t.kernels())); " \
            "print(n > 0 and not {'torch', 'triton'} & set(sys.modules))"  # fmt: skip

@@ -1,0 +1,42 @@
+"""Products with scales on both sides, for :mod:`.aot`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import triton.language as tl
+
+from .aot import Case
+from .scaled import blocks
+from .scaled_kernel import scaled_product
+
+_SIGNATURE = {
+    "x": "*u8", "x_scale": "*u8", "weight": "*u8", "scale": "*u8", "bias": "*bf16", "x_divisor": "*fp32",
+    "divisor": "*fp32", "y": "*bf16", "m": "i32", "n": "i32", "k": "i32",
+}  # fmt: skip
+_DIVISIBLE = frozenset({"x", "x_scale", "weight", "scale", "bias", "y", "n", "k"})
+#: name, fp4 inputs, fp4 weights, group, kind of scales
+_FORMS = (
+    ("nvfp4 x nvfp4", True, True, 16, 2),
+    ("mxfp4 x mxfp4", True, True, 32, 1),
+    ("mxfp8 x mxfp8", False, False, 32, 1),
+    ("mxfp8 x mxfp4", False, True, 32, 1),
+)
+
+
+def aot_cases() -> Iterator[Case]:
+    for family, expects in (("sm100", "tcgen05 scaled"), ("sm120", "mma scaled")):
+        for name, x_fp4, w_fp4, group, kind in _FORMS:
+            if family == "sm120" and x_fp4 != w_fp4:
+                continue
+            for m in (16, 256) if family == "sm120" else (256,):
+                block_m, block_n, block_k = blocks(m, family)
+                constants: dict[str, Any] = dict(
+                    X_FP4=x_fp4, W_FP4=w_fp4, GROUP=group, KIND=kind, BIAS=True, DIVISOR=kind == 2, NATIVE=True,
+                    OUT=tl.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+                )  # fmt: skip
+                yield Case(
+                    f"block_scaled {name}, M={m}: {block_m} x {block_n}, 4 warps", family, scaled_product, _SIGNATURE,
+                    constants, _DIVISIBLE, 4, 2, expects, common=name == "nvfp4 x nvfp4",
+                )  # fmt: skip
