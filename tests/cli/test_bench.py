@@ -113,3 +113,15 @@ def test_kernels_that_deviate_or_are_slow_are_not_offered(folder: Path) -> None:
     forced = qd.plan(folder, backend="reference")
     assert {kernel.backend for kernel in offered} == {"cpu"}
     assert {one.backend for one in forced.layers.values() if one.scheme == "wNa16_int"} == {"reference"}
+
+
+def test_a_loaded_model_runs_what_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(calls: Any, device: torch.device, seconds: float) -> dict[str, float]:
+        return {name: 1.0 if name == "cpu/dequant" else 2.0 for name in calls}
+
+    monkeypatch.setattr(bench, "_timed", timed)
+    assert run(folder) == 0
+    from quantdispatch.engines.modules import QuantLinear
+
+    model = qd.load(folder)
+    assert {module.kernel.name for module in model.modules() if isinstance(module, QuantLinear)} == {"cpu/dequant"}
