@@ -51,7 +51,7 @@ class Modules(build_py):
 
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         found = super().find_package_modules(package, package_dir)
-        return [module for module in found if module[:2] != ("quantdispatch", "setup")]
+        return [module for module in found if module[0] != "quantdispatch" or module[1] not in ("setup", "noxfile")]
 
 
 class Wheel(bdist_wheel):
