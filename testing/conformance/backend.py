@@ -32,8 +32,8 @@ class BackendConformance(Conformance):
 
     ``backend``: the part of its kernels' names before the slash. ``kernels``: names; all of the backend's when empty.
     ``device`` and ``environment``: as ``plan()`` takes them; they decide which layers the records admit. ``runs_on``:
-    where torch puts the tensors, ``"cpu"`` for an interpreter or a stand-in. ``probed``: ``False`` where a stand-in takes
-    the provider's place, whose probe would look for the provider. ``tolerance``: of the relative RMS error
+    where torch puts the tensors, ``"cpu"`` for an interpreter or a stand-in. ``probed``: ``False`` where a stand-in
+    takes the place of a provider that the probe would look for. ``tolerance``: of the relative RMS error
     by dtype; rounding results once costs 1.7e-3 in bfloat16 and 2e-4 in float16.
     """
 

@@ -1,5 +1,5 @@
-"""Marlin's kernels, held against the conformance kit: planned for a GPU, on stand-ins that compute from the layout. What
-the real ops make of it only a GPU can say."""
+"""Marlin's kernels, held against the conformance kit: planned for a GPU, on stand-ins that compute from the layout.
+What the real ops make of it only a GPU can say."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Marlin(BackendConformance):
     provider = ""
     most_layers = 16
     most_samples = 2
-    capabilities = {"bfloat16", "float16", "bias", "float-weights", "g-idx", "odd-shapes", "zero-points"}
+    capabilities = {"bfloat16", "float16", "bias", "blocks", "float-weights", "g-idx", "odd-shapes", "zero-points"}
 
     @contextmanager
     def surroundings(self) -> Iterator[None]:
