@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -14,6 +15,8 @@ import torch
 
 STUBS = Path(__file__).parent / "stubs"
 SUPPORT = Path(__file__).resolve().parents[3] / "tests" / "support"
+# SGLang compiles the masking of token numbers, which takes longer than all of these tests
+os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
 #: a pipeline of one stage
 ONE_STAGE = SimpleNamespace(rank_in_group=0, world_size=1, is_first_rank=True, is_last_rank=True, first_rank=0)
 sys.path[:0] = [str(STUBS), str(SUPPORT), str(Path(__file__).parent)]
