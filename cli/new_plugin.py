@@ -45,6 +45,7 @@ def write_plugin(name: str, path: Path) -> Path:
         raise ConfigError(
             f"{folder} is already there, and nothing is overwritten", field="path", observed=str(folder),
             required="a folder that is empty, or does not exist", remedy="take another name or --path, or move it",
+            code="QD536",
         )  # fmt: skip
     for parts, text in _template():
         target = folder.joinpath(*(part.replace(_PACKAGE, package) for part in parts))
@@ -70,6 +71,7 @@ def package_of(name: str) -> str:
             f"{name!r} {reason}", field="name", observed=name,
             required=f"lower-case words of letters and digits, joined by '-', at most {_LONGEST} characters, not taken",
             remedy="choose a name such as my-kernels",
+            code="QD536",
         )  # fmt: skip
     return package
 

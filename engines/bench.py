@@ -71,7 +71,10 @@ def _measure(
     calls = dict(_calls(layer, plan, device, refused))
     if not calls:
         raise NoKernelFound(
-            "no kernel ran", layer=layer.name, observed="; ".join(f"{k}: {v}" for k, v in refused.items())
+            "no kernel ran",
+            layer=layer.name,
+            observed="; ".join(f"{k}: {v}" for k, v in refused.items()),
+            code="QD751",
         )
     dtype, k = getattr(torch, layer.spec.dtype), layer.spec.k or 1
     times: dict[int, dict[str, float]] = {}

@@ -141,12 +141,12 @@ def write_choices(choices: Choices) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot write {choices.path}: {error.strerror or error}", field="out", observed=choices.path,
-            remedy=f"name another file with --out, and give it to plans with choices= or {VARIABLE}",
+            remedy=f"name another file with --out, and give it to plans with choices= or {VARIABLE}", code="QD529",
         ) from error  # fmt: skip
 
 
 def _unreadable(path: str, reason: str) -> ConfigError:
     return ConfigError(
         f"{path} is no file of measured kernels: {reason}", field="choices", observed=path,
-        remedy="measure again with quantdispatch bench, or take the file away",
+        remedy="measure again with quantdispatch bench, or take the file away", code="QD529",
     )  # fmt: skip

@@ -75,7 +75,7 @@ class RuleTable:
         """A table of ``rules``. Raises ``PluginError`` for a name given twice, a bad override, an overlap."""
         rules = list(rules)
         for problem in [*name_clashes(rules), *override_faults(rules)]:
-            raise PluginError(problem)
+            raise PluginError(problem, code="QD914")
         for overlap in overlaps(rules):
             raise PluginError(
                 f"undeclared overlap: {overlap}",

@@ -64,6 +64,7 @@ def _inside(name: str, wanted: tuple[int, int], whole: int, what: str) -> tuple[
             f"the engine takes {what} {first} to {first + count} of a layer that has {whole}",
             layer=name, field="tensor_parallel", observed=f"{whole} {what}", required=f"at least {first + count}",
             remedy="config.json and the weights are of two models, or this tensor parallel size does not fit",
+            code="QD659",
         )  # fmt: skip
     return first, count
 
@@ -160,4 +161,5 @@ def _straddles(name: str, what: str, part: tuple[int, int, int]) -> CheckpointEr
         f"cannot be split between ranks: {first} to {first + count} of {whole} divides {what} that share one scale",
         layer=name, field="tensor_parallel", observed=f"{first} to {first + count}", required=f"whole {what}",
         remedy="choose a smaller tensor parallel size",
+        code="QD659",
     )  # fmt: skip

@@ -72,6 +72,7 @@ class Members:
             layer=self.name, field="config_groups", observed=[layer.name for layer in self.layers],
             required="the same args for all of them",
             remedy="quantize these layers alike, or ignore all of them",
+            code="QD515",
         )  # fmt: skip
 
 

@@ -100,7 +100,7 @@ class Part:
     def _bind(self) -> Bound:
         shape = self.scheme.check(self.name, described(self._tensors))
         if shape is None:
-            raise CheckpointError("is no matrix, and the engine has a layer for it", layer=self.name)
+            raise CheckpointError("is no matrix, and the engine has a layer for it", layer=self.name, code="QD672")
         operands = _numerics(self.scheme).operands(self._tensors, shape, self.name)
         piece = cut(self.name, self.scheme, operands, shape, self.where)
         self._check(piece.shape, shape)
@@ -123,6 +123,7 @@ class Part:
                 f"the checkpoint has a layer of [{whole.n}, {whole.k}], and the engine's part of it is another",
                 layer=self.name, observed=f"[{piece.n}, {piece.k}]", required=f"[{self.n}, {self.k}]",
                 remedy="config.json and the weights are of two models",
+                code="QD670",
             )  # fmt: skip
 
 
