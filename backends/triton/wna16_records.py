@@ -1,4 +1,4 @@
-"""The records of the weight-only kernels, and of products with scales on both sides. Imports neither torch nor triton."""
+"""Records: weight-only kernels, and products with scales on both sides. Importing this imports no torch, no triton."""
 
 from __future__ import annotations
 
@@ -48,6 +48,7 @@ def _scaled() -> Iterator[Needs]:
     nv = {"type": "float", "num_bits": 4, "strategy": "tensor_group", "group_size": 16, "symmetric": True}
     nv |= {"scale_dtype": {None, "float8_e4m3fn"}}
     mx = {"type": "float", "strategy": "group", "group_size": 32, "symmetric": True}
+    whole: dict[str, Any] = {"k%32": 0}
     four, eight = mx | {"num_bits": 4, "scale_dtype": _EXPONENT}, mx | {"num_bits": 8, "scale_dtype": "uint8"}
     for cuda, weights, inputs, dynamic in (
         (BLOCK_SCALED, nv, nv, "local"),
@@ -57,7 +58,7 @@ def _scaled() -> Iterator[Needs]:
     ):
         for where in devices(cuda, ()):
             sides = Args(dynamic=False, **weights), Args(dynamic=dynamic, **inputs)
-            yield needs(where, *sides, **{"k%32": 0})
+            yield needs(where, *sides, **whole)
 
 
 def kernels() -> Iterator[Kernel]:
