@@ -27,9 +27,7 @@ def saved(model: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    folder = tiny_moe(
-        tmp_path_factory.mktemp("moe") / "packed", {"group_0": Group(INT4, format="pack-quantized")}
-    )
+    folder = tiny_moe(tmp_path_factory.mktemp("moe") / "packed", {"group_0": Group(INT4, format="pack-quantized")})
     return qd.load(folder)
 
 
