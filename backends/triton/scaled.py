@@ -31,9 +31,10 @@ _E8M0, _E4M3 = 1, 2
 
 def blocks(m: int, device: str) -> tuple[int, int, int]:
     """Tokens, outputs and columns of a program. sm100's instruction has 128 tokens or none."""
-    if device == "sm100" or (m > 32 and device != "interpreter"):
+    if device == "sm100":
         return 128, 128, 128
-    return 32, 64, 128
+    # with 128 tokens sm120 spills
+    return (64, 128, 128) if m > 32 and device != "interpreter" else (32, 64, 128)
 
 
 class BlockScaledLinear(TritonLinear):
