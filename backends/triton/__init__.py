@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ...registry.kernels import Kernel
+from .quantized_records import kernels as quantized_inputs
 from .wna16_records import kernels as weight_only
 
 
 def kernels() -> Iterator[Kernel]:
     """The records, best first within each op."""
     yield from weight_only()
+    yield from quantized_inputs()

@@ -49,7 +49,6 @@ class Layer:
             return fake_quantize(x, args, o.input_global_scale).double()
         x = x.float()
         axis = None if args.strategy == "tensor" else -1
-        tiny = torch.finfo(torch.float32).tiny
         if args.type == "float":
             if args.strategy == "group":
                 parts = [
@@ -59,18 +58,25 @@ class Layer:
             return self._fp8(
                 x, x.abs().amax(axis, keepdim=axis is not None) / 448 if args.dynamic else o.input_scale.float()
             )
+        if args.strategy == "group":
+            return torch.cat([self._int(part, args, -1) for part in x.split(args.group_size, -1)], -1)
+        return self._int(x, args, axis)
+
+    def _int(self, x: Tensor, args: QuantArgs, axis: int | None) -> Tensor:
+        o, tiny = self.operands, torch.finfo(torch.float32).tiny
+        most = 2 ** (args.num_bits - 1)
         zero = torch.tensor(0.0)
         if not args.dynamic:
             scale = o.input_scale.float()
             zero = zero if args.symmetric else o.input_zero_point.float()
         elif args.symmetric:
-            scale = (x.abs().amax(axis, keepdim=axis is not None) / 127).clamp(min=tiny)
+            scale = (x.abs().amax(axis, keepdim=axis is not None) / (most - 1)).clamp(min=tiny)
         else:
             high = x.amax(axis, keepdim=axis is not None).clamp(min=0)
             low = x.amin(axis, keepdim=axis is not None).clamp(max=0)
-            scale = ((high - low) / 255).clamp(min=tiny)
-            zero = (-128 - low / scale).round().clamp(-128, 127)
-        return ((x / scale + zero).round().clamp(-128, 127).double() - zero.double()) * scale.double()
+            scale = ((high - low) / (2 * most - 1)).clamp(min=tiny)
+            zero = (-most - low / scale).round().clamp(-most, most - 1)
+        return ((x / scale + zero).round().clamp(-most, most - 1).double() - zero.double()) * scale.double()
 
     @staticmethod
     def _fp8(x: Tensor, scale: Tensor) -> Tensor:
