@@ -117,8 +117,13 @@ def tile_for(of: Product, m: int, n: int, k: int, where: str, programs: int) -> 
     """A tile that is sane without measuring. ``m``: rows, rounded up to a power of two. ``programs``: that run at
     once."""
     bk = of.run if of.packed else columns_of_step(of)
-    bm = max(16, min(128, m))
-    bn = 64 if bm <= 32 else 128
+    # sums of a group beside those of all: twice the registers
+    grouped = bool(of.group or of.x_group) and of.inputs != "half"
+    most = 64 if grouped else 128
+    if where == "sm80" and of.packed and of.inputs == "fp8":
+        most = 16  # both sides are decoded there, in registers
+    bm = max(16, min(most, m))
+    bn = 64 if bm <= 32 or grouped else 128
     warps = 8 if bm == 128 else 4
     # a byte of each, or two of inputs that are halves
     step = bn * bk * (2 if of.inputs == "half" else 1) + bm * bk * (2 if of.inputs == "half" else 1)

@@ -22,7 +22,7 @@ from .compat import compile_for
 
 _PACKAGE = __name__.rpartition(".")[0]
 #: modules with an ``aot_cases()``
-MODULES = ("wna16_aot", "scaled_aot")
+MODULES = ("wna16_aot", "scaled_aot", "quantized_aot")
 #: classes of matrix instructions by how they are spelled in PTX and in AMD's assembly
 INSTRUCTIONS = {
     "tcgen05": re.compile(r"\btcgen05\.mma\b(?!\S*block_scale)"),

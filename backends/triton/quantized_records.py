@@ -67,12 +67,33 @@ def _small() -> Iterator[Needs]:
         yield needs(where, _float(8, "group", False, scale_dtype="uint8", **mx), eight, **{"k%group": 0})
 
 
+def _experts() -> Iterator[Needs]:
+    """Weights alone. A layer's experts of this kernel are computed together, which those of others are not."""
+    moe: dict[str, Any] = {"kind": {"moe"}}
+    nv = {"group_size": 16, "scale_dtype": {None, "float8_e4m3fn"}}
+    for where in devices():
+        yield needs(where, _int(between(1, 8), _ROW, False), **moe)
+        yield needs(where, _int(between(1, 8), "group", False), **_WHOLE, **moe)
+        yield needs(where, _float(8, _ROW, False), **moe)
+        yield needs(where, _float(4, "tensor_group", False, **nv), **{"k%16": 0}, **moe)
+        mx = _float({4, 6}, "group", False, scale_dtype=_EXPONENT, group_size=32)
+        yield needs(where, mx, **{"k%group": 0}, **moe)
+
+
 def kernels() -> Iterator[Kernel]:
+    yield Kernel(
+        name="triton/experts",
+        op="linear",
+        rank=70,
+        requires=tuple(_experts()),
+        target=f"{_HERE}.experts:ExpertLinear",
+        probe=f"{_HERE}.probes:device",
+    )
     yield Kernel(
         name="triton/quantized",
         op="linear",
         rank=40,
         requires=(*_plain(), *_small()),
-        target=f"{_HERE}.activations_layer:QuantizedLinear",
+        target=f"{_HERE}.experts:ExpertLinear",
         probe=f"{_HERE}.probes:device",
     )

@@ -13,7 +13,7 @@ from quantdispatch.backends.triton.config import SHARED  # noqa: E402
 
 CASES = list(aot.cases())
 #: the most bytes a thread may spill: a handful of addresses outside of the loop, no more
-SPILLED = 64
+SPILLED = 96
 
 
 def check(case: aot.Case) -> None:
