@@ -147,7 +147,7 @@ def columns_of_step(of: Product) -> int:
 
 
 def rounded_rows(m: int) -> int:
-    return triton.next_power_of_2(max(m, 16))
+    return 1 << (max(m, 16) - 1).bit_length()
 
 
 @triton.jit

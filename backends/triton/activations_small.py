@@ -20,11 +20,11 @@ def _mx_exponent(size, BITS: tl.constexpr, dtype: tl.constexpr):
     if dtype == tl.float16:
         value = size.to(tl.float32, bitcast=True).to(tl.float16)
         field = (value.to(tl.int16, bitcast=True).to(tl.int32) + (1 << 8)) >> 10
-        bias: tl.constexpr = 15
+        bias = 15
     else:
         field = (size.to(tl.int64) + (1 << 21)) >> 23
         field = field.to(tl.int32)
-        bias: tl.constexpr = 127
+        bias = 127
     largest: tl.constexpr = 2 if BITS == 4 else 8
     exponent = tl.minimum(tl.maximum(field - bias + 127 - largest, 0), 255)
     exponent = tl.where(field >= 2 * bias + 1, 255, tl.where(field == 0, 0, exponent))

@@ -41,7 +41,9 @@ HOLDS: dict[str, dict[str, Any]] = {
     "args that contradict each other": {
         **FACTS, "weights": {"strategy": "token"}, "error": "ConfigError", "message": "weights.dynamic",
     },
-    "a kernel elsewhere": {**FACTS, "device": "cuda:sm90", "environment": {"triton": False}, "kernel": "reference", "backend": "reference"},
+    "a kernel elsewhere": {
+        **FACTS, "device": "cuda:sm90", "environment": {"triton": False}, "kernel": "reference", "backend": "reference",
+    },
     "a size that the groups do not divide": {
         **FACTS, "shape": [64, 200], "scheme": "wNa16_int", "kernel": "", "error": "CheckpointError",
         "message": ["K = 200", "128"],
