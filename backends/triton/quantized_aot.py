@@ -11,6 +11,7 @@ import triton.language as tl
 from .activations_codes import E4M3, E8M0
 from .activations_kernels import quantize_groups, quantize_tensor, quantize_tokens
 from .activations_linear import Product, add_parts, linear, tile_for
+from .activations_small import fake_quantize, quantize_small
 from .aot import Case
 from .compat import TARGETS
 from .experts import MOST_TOKENS, expert_tile
@@ -126,6 +127,12 @@ def _quantizations(family: str) -> Iterator[Case]:
     types = {"x_ptr": "*bf16", "scale_ptr": "*fp32", "zero_ptr": "*i32", "extent_ptr": "*i32", "stored_ptr": "*bf16",
              "stored_zero_ptr": "*i8"}  # fmt: skip
     integers = dict.fromkeys(("x_stride", "k", "groups", "repeat"), "i32")
+    for kind, nv, bits, size in (("mxfp8", False, 8, 32), ("mxfp4", False, 4, 32), ("nvfp4", True, 4, 16)):
+        small = {"NV": nv, "BITS": bits, "SIZE": size, "GROUPS": 2048 // size}
+        signature = types | integers | {"out_ptr": "*bf16", "codes_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+        for verb, kernel in (("fake-quantized", fake_quantize), ("quantized", quantize_small)):
+            constants = small if nv else small | {"global_ptr": None}
+            yield Case(f"{kind} {verb}", family, kernel, signature, constants, _DIVISIBLE, 4, 3, None)
     for kind in ("int8", "fp8"):
         how = {"FP8": kind == "fp8", "BITS": 8, "SYMMETRIC": True, "zero_ptr": None}
         signature = types | integers | {"codes_ptr": "*i8" if kind == "int8" else "*u8"}
