@@ -129,7 +129,9 @@ def _quantizations(family: str) -> Iterator[Case]:
     integers = dict.fromkeys(("x_stride", "k", "groups", "repeat"), "i32")
     for kind, nv, bits, size in (("mxfp8", False, 8, 32), ("mxfp4", False, 4, 32), ("nvfp4", True, 4, 16)):
         small = {"NV": nv, "BITS": bits, "SIZE": size, "GROUPS": 2048 // size}
-        signature = types | integers | {"out_ptr": "*bf16", "codes_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+        signature = (
+            types | integers | {"out_ptr": "*bf16", "codes_ptr": "*u8", "scale_ptr": "*u8", "global_ptr": "*fp32"}
+        )
         for verb, kernel in (("fake-quantized", fake_quantize), ("quantized", quantize_small)):
             constants = small if nv else small | {"global_ptr": None}
             yield Case(f"{kind} {verb}", family, kernel, signature, constants, _DIVISIBLE, 4, 3, None)
