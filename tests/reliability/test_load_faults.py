@@ -123,22 +123,34 @@ def test_a_file_that_cannot_be_read_any_more(
 ) -> None:
     """Shards vanish, or are cut, between planning and the reading of a layer."""
     before = _logits(folder)
-    for harm in (lambda file: file.unlink(), lambda file: file.write_bytes(file.read_bytes()[:-9])):
-        kept = {file: file.read_bytes() for file in folder.glob("*.safetensors")}
-
-        def harmed(*args: Any, harm: Any = harm, kept: Any = kept, calls: Any = iter(range(99)), **more: Any) -> Any:
-            if next(calls) == at:
-                for file in kept:
-                    harm(file)
-            return read(*args, **more)
-
-        read = tensors.read_tensor
+    kept = {file: file.read_bytes() for file in folder.glob("*.safetensors")}
+    for harm in (Path.unlink, _cut):
+        read = _harming(tensors.read_tensor, at, harm, list(kept))
         with monkeypatch.context() as patch:
-            patch.setattr(quantizer, "read_tensor", harmed)
+            patch.setattr(quantizer, "read_tensor", read)
             _fails(folder, qd.QuantDispatchError, ".safetensors")
         for file, content in kept.items():
             file.write_bytes(content)
         assert torch.equal(_logits(folder), before)
+
+
+def _cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:9])
+
+
+def _harming(
+    function: Callable[..., Any], at: int, harm: Callable[[Path], None], files: list[Path]
+) -> Callable[..., Any]:
+    """``function``, before whose call number ``at`` something happens to files."""
+    calls = iter(range(1 << 30))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        if next(calls) == at:
+            for file in files:
+                harm(file)
+        return function(*args, **kwargs)
+
+    return called
 
 
 @pytest.mark.parametrize("kept", [0, 7, 8, 100, -1])
