@@ -20,6 +20,7 @@ from rich.table import Table
 PAGES = ("presets", "minilm", "front_page")
 NAMES = (
     "startup",
+    "plugin_collection",
     "resolve",
     "plan_scale",
     "rule_checks",

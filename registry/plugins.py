@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -67,13 +68,25 @@ class Source:
 
 def installed_plugins() -> list[Source]:
     """Entry points of every installed distribution, by name; none is imported yet."""
-    sources = []
-    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
-        dist = point.dist
-        sources.append(
-            Source(point.name, dist.name if dist else "unknown", dist.version if dist else "unknown", point.load)
-        )
+    points = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    sources = [Source(point.name, *_name_and_version(point.dist), point.load) for point in points]
     return sorted(sources, key=lambda s: (s.distribution, s.name))
+
+
+def _name_and_version(dist: importlib.metadata.Distribution | None) -> tuple[str, str]:
+    """Of a distribution. Its ``name`` and ``version`` parse the whole description as an e-mail, each anew: of fifty
+    plugins that takes longer than collecting them."""
+    if dist is None:
+        return "unknown", "unknown"
+    found: dict[str, str] = {}
+    for line in (dist.read_text("METADATA") or "").splitlines():
+        if not line.strip():
+            break
+        key, _, value = line.partition(":")
+        found.setdefault(key.strip().lower(), value.strip())
+    if "name" in found and "version" in found:
+        return found["name"], found["version"]
+    return dist.name, dist.version
 
 
 def collect(source: Source) -> Collected:
@@ -110,9 +123,36 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
             remedy="install a matching release of either",
             code="QD913",
         )
+    manager = _manager()
+    manager.register(module, source.name)
+    try:
+        return _registered(manager, module, source, status)
+    finally:
+        manager.unregister(module)
+
+
+class _Managers(threading.local):
+    shared: pluggy.PluginManager | None = None
+
+
+_managers = _Managers()
+
+
+def _manager() -> pluggy.PluginManager:
+    """One that knows the hooks and has no plugin. Reading the specifications costs more than collecting a plugin, so
+    all plugins pass through the same, one after the other."""
+    if _managers.shared is None:
+        _managers.shared = _new_manager()
+    return _managers.shared
+
+
+def _new_manager() -> pluggy.PluginManager:
     manager = pluggy.PluginManager(hookspecs.PROJECT)
     manager.add_hookspecs(hookspecs)
-    manager.register(module, source.name)
+    return manager
+
+
+def _registered(manager: pluggy.PluginManager, module: Any, source: Source, status: PluginStatus) -> Collected:
     manager.check_pending()  # a hookimpl that no spec knows is a typing mistake, not an extension
     hook = manager.hook
     origin = {"distribution": source.distribution}
@@ -123,8 +163,10 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
     found.kernels = [replace(k, **origin) for k in _items(hook.quantdispatch_kernels(), Kernel, "kernel")]
     found.backends = _items(hook.quantdispatch_backends(), Backend, "backend")
     if hook.quantdispatch_config.get_hookimpls():
+        own = _new_manager()
+        own.register(module, source.name)
         found.rewrite = lambda config: next(
-            (r for r in hook.quantdispatch_config(config=config) if r is not None), None
+            (r for r in own.hook.quantdispatch_config(config=config) if r is not None), None
         )
     _check_names([r.name for r in found.rules], "rule")
     _check_names([k.name for k in found.kernels], "kernel")
