@@ -121,6 +121,8 @@ def markdown(text: str) -> list[str]:
     for line in text.replace("``", "`").replace("<", "\\<").splitlines():
         code = line.startswith("    ") and (indented or not lines or not lines[-1])
         if code != indented and (code or line):
+            while indented and not lines[-1]:
+                lines.pop()
             lines.append("```python" if code else "```")
             indented = code
         lines.append(line[4:].replace("\\<", "<") if indented else line)
