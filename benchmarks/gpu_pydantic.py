@@ -1,4 +1,4 @@
-"""Enough of pydantic for the quant args, where it is not installed: a machine lent for a measurement has PyTorch and
+"""Enough of pydantic for the quant args, where it is not installed: a bare machine with a GPU has PyTorch and
 Triton, and nothing can be fetched there."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""``benchmarks/gpu_check`` runs: on the CPU, in the interpreter, and without what a lent machine does not have."""
+"""``benchmarks/gpu_check`` runs: on the CPU, in the interpreter, and without what a bare machine does not have."""
 
 from __future__ import annotations
 
