@@ -15,3 +15,15 @@ class TestTriton(BackendConformance):
     capabilities = {
         *("bfloat16", "float16", "bias", "blocks", "experts", "float-weights", "g-idx", "odd-shapes", "zero-points"),
     }
+
+
+class TestTritonQuantizedInputs(BackendConformance):
+    backend = "triton"
+    kernels = ("triton/quantized", "triton/experts")
+    device = "cuda:sm90"
+    most_layers = 6
+    most_samples = 1
+    capabilities = {
+        *("bfloat16", "float16", "bias", "blocks", "experts", "float-weights", "odd-shapes", "zero-points"),
+        *("dynamic-inputs", "static-inputs", "quantized-outputs"),
+    }
