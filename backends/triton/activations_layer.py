@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,6 +40,11 @@ class QuantizedLinear(TritonLinear):
         self.product = product_of(spec)
         self.small_inputs = small_inputs(spec)
         self.how = args_key(self.inputs)
+        # as texts, made here: torch.compile looks into forward
+        plain, exponents = (
+            with_scale(self.product, spec, torch.empty(0, dtype=dtype)) for dtype in (torch.float32, torch.uint8)
+        )
+        self._keys = plain.key(), exponents.key()
 
     # --- state ---
 
@@ -75,7 +81,7 @@ class QuantizedLinear(TritonLinear):
         y: Tensor = quantized_linear(
             rows, state["packed"], scale, state.get("zero"), state.get("sums"), state.get("input_scale"),
             state.get("input_zero_point"), state.get("global_scale"), state.get("input_global_scale"),
-            state.get("bias"), self.n, with_scale(self.product, self.spec, scale).key(), self.how,
+            state.get("bias"), self.n, self._keys[scale.dtype == torch.uint8], self.how,
             self.small_inputs is not None, self.outputs is not None,
         )  # fmt: skip
         return y
@@ -99,9 +105,8 @@ def _quantized_linear(
     return multiply(of, seen, packed, scale, zero, sums, x_scale, x_zero, global_scale, bias, n, x.dtype, out)
 
 
-def _fake(x: Tensor, *args: object) -> Tensor:
+def _fake(x: Tensor, *args: Any) -> Tensor:
     n, wide = args[9], args[-1]
-    assert isinstance(n, int)
     return x.new_empty((x.shape[0], n), dtype=torch.float32 if wide else x.dtype)
 
 

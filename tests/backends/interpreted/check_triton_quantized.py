@@ -95,3 +95,44 @@ def test_layers_are_exact_but_for_rounding(form: str, seed: int, layers: Any) ->
     # what cancels in a sum leaves the rounding of its parts
     scale = (layer.inputs(x).abs() @ layer.weight().abs().T).norm() / exact.norm().clamp(min=1e-30)
     assert layers.error(y, exact) < LIMITS[dtype] * max(1.0, scale.item() / 16)
+
+
+def test_torch_compile_sees_one_operator(layers: Any) -> None:
+    inputs = _int(8, "token", dynamic=True)
+    layer = layers.make(_int(4, "group", group_size=32), inputs, n=24, k=64, dtype="float16", bias=True)
+    impl = QuantizedLinear(layer.spec)
+    state = impl.pack(layer.operands)
+    graphs = []
+
+    def count(graph: Any, inputs: Any) -> Any:
+        graphs.append([str(node.target) for node in graph.graph.nodes if node.op == "call_function"])
+        return graph
+
+    compiled = torch.compile(lambda x: impl.apply(x, state), fullgraph=True, backend=count, dynamic=True)
+    for m in (1, 3):
+        x = torch.randn(m, 64).half()
+        assert torch.equal(compiled(x), impl.apply(x, state))
+    assert all("quantdispatch_triton.quantized_linear.default" in names for names in graphs)
+
+
+def test_a_nan_code_makes_its_output_nan_and_no_other(layers: Any) -> None:
+    """Where codes are decoded; the interpreter's own float8 has no NaN."""
+    layer = layers.make(_float(8, "channel"), None, n=20, k=48, dtype="float16", kind="moe")
+    layer.operands.codes.view(torch.uint8)[7, 11] = 0xFF
+    impl = QuantizedLinear(layer.spec)
+    y = impl.apply(torch.randn(2, 48).half(), impl.pack(layer.operands))
+    assert y[:, 7].isnan().all() and int(y.isnan().sum()) == 2
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+def test_offsets_do_not_wrap_at_two_to_the_31(form: str, layers: Any) -> None:
+    """The last token of an x whose rows lie far apart is past 2^31 elements; memory that nothing touches costs none."""
+    weights, inputs = (_int(8, "channel"), _int(8, "token", dynamic=True)) if form == "int8" else (
+        _float(8, "channel"), _float(8, "token", dynamic=True)
+    )  # fmt: skip
+    layer = layers.make(weights, inputs, n=16, k=32, dtype="float16")
+    impl = QuantizedLinear(layer.spec)
+    stride = 2**31 // 2 + 64
+    x = torch.empty(2 * stride + 32, dtype=torch.float16).as_strided((3, 32), (stride, 1))
+    x.copy_(torch.randn(3, 32))
+    assert layers.error(impl.apply(x, impl.pack(layer.operands)), layer.output(x)) < 1e-3
