@@ -4,7 +4,7 @@ Every error is one line of text and carries the same facts as attributes, so tha
 command line can print them without a traceback. ``exit_code`` is what the command line returns: 1 when the input was
 understood but something in it does not resolve or contradicts itself, 2 when it could not be understood at all.
 ``code`` says which kind of error it is (``"QD504"``) and stays when the wording changes; :mod:`.error_codes` has the
-meaning, the cause and the remedy of each.
+meaning, the cause and the remedy of each, and says which of the facts an error of this code does not have.
 """
 
 from __future__ import annotations
@@ -14,12 +14,15 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
+from .error_codes import CATALOGUE
+
 
 class QuantDispatchError(Exception):
     """Base of all errors.
 
     Attributes: ``message`` (what is wrong), ``layer`` (module name in the checkpoint), ``field`` (key path or tensor),
-    ``observed`` and ``required`` (values), ``remedy`` (what would help). Each but ``message`` may be ``None``.
+    ``observed`` and ``required`` (values), ``remedy`` (what would help; where the place that raises it says none, the
+    code's). Each but ``message`` may be ``None``.
     ``code``: the kind of error, of the catalogue; where the place that raises it says none, the class's.
     ``engines``: engine to what it would run in place of raising this, in a sentence; empty where none would.
     """
@@ -47,20 +50,20 @@ class QuantDispatchError(Exception):
         self.remedy = remedy
         if code is not None:
             self.code = code
+            if remedy is None and code in CATALOGUE:
+                self.remedy = CATALOGUE[code].remedy
         super().__init__(message)
 
     def __str__(self) -> str:
         text = " ".join(self.message.split())
         if self.layer is not None and not _names(text, self.layer):
             text = f"{self.layer}: {text}"
-        parts = [text]
-        if self.field is not None and self.field not in text:
-            parts.append(f"field {self.field}")
-        if self.observed is not None:
-            parts.append(f"observed {_short(self.observed)}")
-        if self.required is not None:
-            parts.append(f"required {_short(self.required)}")
-        line = parts[0] + (f" ({', '.join(parts[1:])})" if len(parts) > 1 else "")
+        said = f"{text}; {self.remedy or ''}"
+        parts = [f"field {self.field}"] if self.field is not None and self.field not in said else []
+        for word, value in (("observed", self.observed), ("required", self.required)):
+            if value is not None and not (isinstance(value, str) and _names(said, _line(value))):
+                parts.append(f"{word} {_short(value)}")
+        line = text + (f" ({', '.join(parts)})" if parts else "")
         return _printable("; ".join(part for part in (line, *self.engines.values(), self.remedy) if part))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -84,7 +87,7 @@ class QuantDispatchError(Exception):
 
 def _names(text: str, name: str) -> bool:
     """Does ``text`` already say ``name``, as a whole word and not as a part of another name?"""
-    return re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", text) is not None
+    return name != "" and name in text and re.search(rf"(?<![\w.]){re.escape(name)}(?![\w])", text) is not None
 
 
 def _printable(text: str) -> str:
@@ -94,8 +97,12 @@ def _printable(text: str) -> str:
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
 
 
+def _line(value: Any) -> str:
+    return " ".join((value if isinstance(value, str) else repr(value)).split())
+
+
 def _short(value: Any) -> str:
-    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    text = _line(value)
     return text if len(text) <= 200 else text[:197] + "..."
 
 
