@@ -62,8 +62,9 @@ def _build(source: str) -> Any:
         if not names:
             named = ", ".join(config.architectures or []) or "none"
             raise ConfigError(
-                "transformers has no such architecture", field="architectures", observed=named, code="QD531"
-            )
+                "transformers has no such architecture", field="architectures", observed=named,
+                required="a class that it has, such as LlamaForCausalLM", code="QD531",
+            )  # fmt: skip
         with torch.device("meta"):
             return getattr(transformers, names[0])._from_config(config)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
@@ -71,6 +72,8 @@ def _build(source: str) -> Any:
         raise ConfigError(
             f"transformers {transformers.__version__} cannot build this model: {reason}",
             field="model_type",
+            observed=reason,
+            required=f"a model that transformers {transformers.__version__} has",
             remedy="leave --meta out, or install a transformers that knows the model",
             code="QD531",
         ) from error

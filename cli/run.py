@@ -69,6 +69,9 @@ def require_engine() -> None:
     if missing:
         raise ConfigError(
             f"this command needs {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not installed",
+            field=", ".join(missing),
+            observed="not installed",
+            required=" and ".join(missing),
             remedy="pip install 'quantdispatch[transformers]'",
             code="QD530",
         )

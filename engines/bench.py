@@ -73,7 +73,9 @@ def _measure(
         raise NoKernelFound(
             "no kernel ran",
             layer=layer.name,
-            observed="; ".join(f"{k}: {v}" for k, v in refused.items()),
+            field="kernel",
+            observed="; ".join(f"{k}: {v}" for k, v in refused.items()) or "no kernel is admissible",
+            required=f"one that computes {layer.spec.scheme} here",
             code="QD751",
         )
     dtype, k = getattr(torch, layer.spec.dtype), layer.spec.k or 1

@@ -81,6 +81,7 @@ def load_tokenizer(folder: str) -> Any:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{folder} has no tokenizer that transformers can read: {reason[:200]}", field="tokenizer",
+            observed=reason[:200], required="its files, such as tokenizer.json and tokenizer_config.json",
             remedy="copy the tokenizer's files into the checkpoint folder", code="QD532",
         ) from error  # fmt: skip
 
@@ -97,6 +98,7 @@ def encode(tokenizer: Any, prompt: str) -> torch.Tensor:
         except Exception as error:  # the template is a program of the checkpoint's own: it may fail in any way
             raise ConfigError(
                 f"the checkpoint's chat template fails: {type(error).__name__}: {error}", field="chat_template",
+                observed=f"{type(error).__name__}: {error}", required="a template of one user's turn",
                 remedy="correct or remove chat_template.jinja", code="QD532",
             ) from error  # fmt: skip
         ids: torch.Tensor = tokenizer(text, return_tensors="pt", add_special_tokens=False)["input_ids"]

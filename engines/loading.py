@@ -76,8 +76,9 @@ def require_tensors(resolved: Plan, folder: str) -> None:
     """Raises ``UnreadableCheckpointError`` for a plan made of a config alone, which can be explained but not run."""
     if resolved.checkpoint is None or not resolved.checkpoint.tensors:
         raise UnreadableCheckpointError(
-            f"there are no weights in {folder}", remedy="give the checkpoint's folder, with its weights", code="QD602"
-        )
+            f"there are no weights in {folder}", field=SINGLE, observed="a config alone", required=SINGLE,
+            remedy="give the checkpoint's folder, with its weights", code="QD602",
+        )  # fmt: skip
 
 
 def _require_known_files(folder: str) -> None:
@@ -85,6 +86,9 @@ def _require_known_files(folder: str) -> None:
     if not any(os.path.exists(os.path.join(folder, name)) for name in (SINGLE, INDEX)):
         raise UnreadableCheckpointError(
             f"{folder} has safetensors files, but neither {SINGLE} nor {INDEX}, by which transformers finds them",
+            field=INDEX,
+            observed=", ".join(sorted(name for name in os.listdir(folder) if name.endswith(".safetensors"))),
+            required=f"{SINGLE} or {INDEX}",
             remedy=f"rename a single file to {SINGLE}, or download or write the index of several",
             code="QD603",
         )
@@ -105,6 +109,9 @@ def local_folder(path: str | os.PathLike[str]) -> str:
         reason = " ".join(str(error).split())
         raise UnreadableCheckpointError(
             f"{source} is no folder, and cannot be had from the hub: {reason[:200]}",
+            field="path",
+            observed=source,
+            required="a model that can be had from the hub",
             remedy="check the name, the connection and the access rights",
             code="QD609",
         ) from error
@@ -116,6 +123,9 @@ def _require_transformers() -> None:
     except ImportError as error:
         raise ConfigError(
             "loading a model needs transformers, which is not installed",
+            field="transformers",
+            observed="not installed",
+            required="transformers",
             remedy="pip install 'quantdispatch[transformers]'",
             code="QD530",
         ) from error
@@ -126,7 +136,7 @@ def _build(folder: str, resolved: Plan, device: torch.device, dtype: torch.dtype
     from .transformers.switch import register_private
 
     register_private()
-    config, architecture = _architecture(folder)
+    config, architecture = _architecture(folder, _raw(resolved))
     block = _raw_block(resolved)
     foreign = block.get("quant_method") if resolved.config.translated_by is not None else None
     prepared = Prepared(resolved, backend, on_terminal(), foreign)
@@ -144,8 +154,8 @@ def _build(folder: str, resolved: Plan, device: torch.device, dtype: torch.dtype
     return model
 
 
-def _architecture(folder: str) -> tuple[Any, Any]:
-    """The config object and the model class that ``config.json`` names."""
+def _architecture(folder: str, raw: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The config object and the model class that config.json (``raw``) names."""
     import transformers
 
     try:
@@ -153,8 +163,10 @@ def _architecture(folder: str) -> tuple[Any, Any]:
     except Exception as error:  # a wrong value of any key fails in the class of its model, each in its own way
         unknown = isinstance(error, (ValueError, KeyError, TypeError))
         raise ConfigError(
-            f"transformers {transformers.__version__} cannot read the model's config: {error}",
-            field="model_type" if unknown else None,
+            f"transformers {transformers.__version__} cannot read the model's config: {' '.join(str(error).split())[:300]}",
+            field="model_type" if unknown else "config.json",
+            observed=raw.get("model_type", "no model_type") if unknown else type(error).__name__,
+            required=f"a model that transformers {transformers.__version__} has" if unknown else "a config of this model",
             remedy="install a version of transformers that knows this model" if unknown else "correct config.json",
             code="QD531",
         ) from error
@@ -164,18 +176,22 @@ def _architecture(folder: str) -> tuple[Any, Any]:
             return config, getattr(transformers, name)
     raise ConfigError(
         f"transformers {transformers.__version__} has no such architecture", field="architectures",
-        observed=", ".join(names) or "none", remedy="install a version of transformers that has it", code="QD531",
+        observed=", ".join(names) or "none", required="a class that it has, such as LlamaForCausalLM", remedy="install a version of transformers that has it", code="QD531",
     )  # fmt: skip
 
 
 def _raw_block(resolved: Plan) -> Mapping[str, Any]:
     """The quantization block as it stands in config.json, which is how it is saved again: a plugin that translates a
     foreign one reads it anew."""
-    assert resolved.checkpoint is not None
-    found = find_quantization_config(resolved.checkpoint.config)
+    found = find_quantization_config(_raw(resolved))
     if found is None:
         raise no_config_error()
     return found[0]
+
+
+def _raw(resolved: Plan) -> Mapping[str, Any]:
+    assert resolved.checkpoint is not None
+    return resolved.checkpoint.config
 
 
 def _check_report(report: Mapping[str, Any], architecture: str) -> None:
@@ -184,19 +200,31 @@ def _check_report(report: Mapping[str, Any], architecture: str) -> None:
     missing = sorted(report["missing_keys"])
     if missing:
         raise CheckpointError(
-            f"{_listed(missing)} not in the checkpoint, and {architecture} needs {_them(missing)}", field=missing[0],
+            f"{_listed(missing)} not in the checkpoint, and {architecture} needs {_them(missing)}",
+            layer=_module(missing[0]), field=missing[0], observed="nothing", required=missing[0],
             remedy="the checkpoint is incomplete, or of another architecture", code="QD654",
         )  # fmt: skip
     unexpected = sorted(report["unexpected_keys"])
     if unexpected:
         raise CheckpointError(
             f"{_listed(unexpected)} in the checkpoint, and {architecture} has no use for {_them(unexpected)}",
-            field=unexpected[0],
+            layer=_module(unexpected[0]), field=unexpected[0], observed=unexpected[0], required="nothing",
             remedy="the checkpoint is of another architecture, or has stray tensors", code="QD653",
         )  # fmt: skip
-    errors = [str(message) for message in (*report.get("error_msgs", ()), *report["mismatched_keys"])]
-    if errors:
-        raise CheckpointError(f"transformers could not load the unquantized tensors: {errors[0]}", code="QD677")
+    for key, stored, wanted in sorted(report["mismatched_keys"]):
+        raise CheckpointError(
+            f"transformers could not load tensor {key}", layer=_module(key), field=key, observed=list(stored),
+            required=list(wanted), code="QD677",
+        )  # fmt: skip
+    for message in report.get("error_msgs", ()):
+        raise CheckpointError(
+            f"transformers could not load the unquantized tensors: {message}", field="tensors", observed=str(message),
+            required=f"tensors that {architecture} takes", code="QD677",
+        )  # fmt: skip
+
+
+def _module(tensor: str) -> str:
+    return tensor.rpartition(".")[0] or tensor
 
 
 def _listed(names: list[str]) -> str:

@@ -89,7 +89,8 @@ class PackedLayer(nn.Module):
             raise CheckpointError(
                 "the stored tensors have a bias and the layer has none" if operands.bias is not None
                 else "the layer has a bias and the stored tensors have none",
-                layer=self.layer_name, field="bias", code="QD671",
+                layer=self.layer_name, field="bias", observed="none" if operands.bias is None else "a bias",
+                required="a bias" if self.spec.bias else "none", code="QD671",
             )  # fmt: skip
         self.layer_shape = shape
         self._pack(operands, self.spec, target)
@@ -104,6 +105,7 @@ class PackedLayer(nn.Module):
             raise CheckpointError(
                 "the stored tensors are of another shape than the layer",
                 layer=self.layer_name,
+                field="weight",
                 observed=f"[{shape.n}, {shape.k}]",
                 required=f"[{ours.n}, {ours.k}]",
                 code="QD670",

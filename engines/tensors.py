@@ -75,7 +75,8 @@ def _from_bytes(entry: TensorInfo) -> torch.Tensor:
     raw = entry.read()
     if raw is None:
         raise UnreadableCheckpointError(
-            f"tensor {entry.name} is known by its header only", field=entry.name,
+            f"tensor {entry.name} is known by its header only", field=entry.name, observed="a header",
+            required="its bytes, in a file that is here",
             remedy="download the checkpoint and give its folder", code="QD610",
         )  # fmt: skip
     # torch.frombuffer refuses an empty buffer, and warns over one that may not be written to

@@ -47,7 +47,7 @@ def check_left_dense(module: Module, ignored_by: str | None, more: Container[str
         )
         raise CheckpointError(
             f"{by}, but its stored tensors are quantized: {_with_dtypes(names, module.tensors)}", layer=module.name,
-            field=names[0],
+            field=names[0], observed=_with_dtypes(names, module.tensors), required="an unquantized weight",
             remedy="remove the ignore entry" if ignored_by is not None else "add its name to the targets of its group",
             code="QD651",
         )  # fmt: skip
@@ -64,7 +64,8 @@ def check_stored_quantized(module: Module, group: ConfigGroup, target: str | Non
         raise CheckpointError(
             f"group {group.name} quantizes it to {group.weights.describe()} (target {target!r}), but it is stored "
             f"dense: {_with_dtypes(['weight'], module.tensors)}",
-            layer=module.name, field="weight",
+            layer=module.name, field="weight", observed=_with_dtypes(["weight"], module.tensors),
+            required=group.weights.describe(),
             remedy="add its name to the config's ignore list if it is meant to stay dense", code="QD652",
         )  # fmt: skip
 
@@ -75,6 +76,7 @@ def check_owned(module: Module, known: Iterable[str], scheme: str) -> None:
     if left:
         raise CheckpointError(
             f"{scheme} has no use for stored {_with_dtypes(left, module.tensors)}", layer=module.name, field=left[0],
+            observed=_with_dtypes(left, module.tensors), required=f"only {', '.join(sorted(known))}",
             remedy="the config does not describe these tensors: compare its args with how the layer was quantized",
             code="QD653",
         )  # fmt: skip
@@ -86,7 +88,8 @@ def check_never_quantized(module: Module, more: Container[str] = ()) -> None:
     if names:
         raise CheckpointError(
             f"no layer consumes {_with_dtypes(names, module.tensors)}: the module has no weight matrix of its own",
-            layer=module.name, field=names[0],
+            layer=module.name, field=names[0], observed=_with_dtypes(names, module.tensors),
+            required="a weight matrix beside it",
             remedy="if it is a Linear, its weight or weight_packed is missing: look for a missing shard"
             if "weight" not in module.tensors else "if it is a Linear under another name, say so with modules=",
             code="QD653",
@@ -107,7 +110,7 @@ def infer_format(module: Module, group: ConfigGroup, path: str) -> str:
         )
         raise ConfigError(
             f"the config names no format for group {group.name}, and {told}", layer=module.name,
-            field=where, required="a format, e.g. 'pack-quantized'",
+            field=where, observed="none", required="a format, e.g. 'pack-quantized'",
             remedy="add the format to the group, or give the folder with the weights", code="QD507",
         )  # fmt: skip
     return found

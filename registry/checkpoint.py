@@ -55,10 +55,9 @@ def open_checkpoint(folder: str | os.PathLike[str]) -> Checkpoint:
         found = _open_files(path, names, config)
     if not found.tensors:
         raise UnreadableCheckpointError(
-            f"{path} has safetensors files without a single tensor",
-            remedy="download or write the weights again",
-            code="QD602",
-        )
+            f"{path} has safetensors files without a single tensor", field=found.shards[0], observed="no tensor",
+            required="the layers' tensors", remedy="download or write the weights again", code="QD602",
+        )  # fmt: skip
     return found
 
 
@@ -135,11 +134,12 @@ def list_folder(path: Path) -> list[str]:
 def read_config(path: Path) -> Mapping[str, Any]:
     """A config.json as it stands. Raises ``ConfigError`` when it is absent or not a JSON object."""
     if not os.path.lexists(path):
+        there = [name for name in list_folder(path.parent) if not name.startswith(".")]
         raise ConfigError(
-            f"there is no {path.name} in {path.parent}",
-            remedy="give a checkpoint folder that has one, or the file itself",
-            code="QD501",
-        )
+            f"there is no {path.name} in {path.parent}", field=path.name,
+            observed=_listed(there, "file") if there else "an empty folder", required=path.name,
+            remedy="give a checkpoint folder that has one, or the file itself", code="QD501",
+        )  # fmt: skip
     return parse_json_file(path)
 
 
@@ -147,9 +147,9 @@ def parse_json(text: bytes, name: str) -> Any:
     try:
         return json.loads(text.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        where = f": {error}" if isinstance(error, json.JSONDecodeError) else ""
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
         raise ConfigError(
-            f"{name} is not JSON{where}", remedy="download or write the file again", code="QD502"
+            f"{name} is not JSON: {reason}", field=name, observed=reason, required="JSON in UTF-8", code="QD502"
         ) from None
 
 
@@ -158,8 +158,9 @@ def parse_index(index: Any, file: str) -> dict[str, str]:
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise UnreadableCheckpointError(
-            f"{file} has no weight_map", field="weight_map", required="an object of tensor names and shard files",
-            remedy="write the index again", code="QD603",
+            f"{file} has no weight_map", field="weight_map",
+            observed="an empty object" if weight_map == {} else type(weight_map).__name__,
+            required="an object of tensor names and shard files", remedy="write the index again", code="QD603",
         )  # fmt: skip
     try:
         shards = set(weight_map.values())
@@ -209,6 +210,7 @@ def _duplicate(headers: Sequence[Header]) -> UnreadableCheckpointError:
             seen[name] = header.file
     return UnreadableCheckpointError(
         f"{_listed(names)} stored in two files, {files[0]} and {files[1]}", field=names[0],
+        observed=f"{files[0]} and {files[1]}", required="one file for each tensor",
         remedy="remove the file that does not belong to the checkpoint, or add an index that lists its shards",
         code="QD605",
     )  # fmt: skip
@@ -235,6 +237,7 @@ def _compare_index(
         absent = [name for name in weight_map if name not in tensors]
         raise UnreadableCheckpointError(
             f"{INDEX} in {path} lists {_listed(absent)} that {weight_map[absent[0]]} does not hold", field=absent[0],
+            observed=f"{len(weight_map) - len(absent)} of {len(weight_map)} listed tensors", required="all of them",
             remedy="download the shard again, or write the index again", code="QD603",
         )  # fmt: skip
     # They are read all the same: a tensor that is there must have an owner, whatever the index forgot.
@@ -245,7 +248,7 @@ def missing_shard(path: str, shard: str, weight_map: Mapping[str, str]) -> Unrea
     count = sum(1 for file in weight_map.values() if file == shard)
     return UnreadableCheckpointError(
         f"{INDEX} in {path} names a shard that is not there: {shard} ({count} tensors)", field="weight_map",
-        remedy="download the missing shard", code="QD604",
+        observed=shard, required="a file of the folder", remedy="download the missing shard", code="QD604",
     )  # fmt: skip
 
 
@@ -253,13 +256,15 @@ def no_weights(path: str, names: Sequence[str]) -> UnreadableCheckpointError:
     pickled = [name for name in names if name.endswith(_PICKLED)]
     if pickled:
         return UnreadableCheckpointError(
-            f"{path} has no safetensors files, only {_listed(pickled, 'file')}",
-            remedy="convert the weights to safetensors: other formats are not read",
-            code="QD602",
-        )
+            f"{path} has no safetensors files, only {_listed(pickled, 'file')}", field=SINGLE,
+            observed=_listed(pickled, "file"), required=SINGLE,
+            remedy="convert the weights to safetensors: other formats are not read", code="QD602",
+        )  # fmt: skip
     return UnreadableCheckpointError(
-        f"{path} has no safetensors files", remedy="download the weights, or plan its config.json alone", code="QD602"
-    )
+        f"{path} has no safetensors files", field=SINGLE,
+        observed=_listed(names, "file") if names else "an empty folder", required=SINGLE,
+        remedy="download the weights, or plan its config.json alone", code="QD602",
+    )  # fmt: skip
 
 
 def _listed(names: Sequence[str], noun: str = "tensor") -> str:

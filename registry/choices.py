@@ -141,6 +141,7 @@ def write_choices(choices: Choices) -> None:
     except OSError as error:
         raise ConfigError(
             f"cannot write {choices.path}: {error.strerror or error}", field="out", observed=choices.path,
+            required="a file that can be written",
             remedy=f"name another file with --out, and give it to plans with choices= or {VARIABLE}", code="QD529",
         ) from error  # fmt: skip
 
@@ -148,5 +149,6 @@ def write_choices(choices: Choices) -> None:
 def _unreadable(path: str, reason: str) -> ConfigError:
     return ConfigError(
         f"{path} is no file of measured kernels: {reason}", field="choices", observed=path,
+        required=f"a file of version {VERSION} that quantdispatch bench wrote",
         remedy="measure again with quantdispatch bench, or take the file away", code="QD529",
     )  # fmt: skip

@@ -33,22 +33,24 @@ def parse_json_file(path: str | os.PathLike[str]) -> Mapping[str, Any]:
     name = Path(path).name
     text = _read_text(path, name)
     if not text.strip():
-        raise ConfigError(f"{name} is empty", required="a JSON object", code="QD502")
+        raise _no_json(name, "is empty", "no text")
     try:
         value = json.loads(text, object_pairs_hook=_object)
     except json.JSONDecodeError as error:
-        raise ConfigError(
-            f"{name} is not JSON: {error.msg} at line {error.lineno}, column {error.colno}", code="QD502"
-        ) from None
+        where = f"line {error.lineno}, column {error.colno}"
+        found = text[error.pos : error.pos + 20] or "the end of the file"
+        raise _no_json(name, f"is not JSON: {error.msg} at {where}", found) from None
     except RecursionError:
-        raise ConfigError(f"{name} is nested too deeply", code="QD502") from None
+        raise _no_json(name, "is nested too deeply", "more levels than Python's stack holds") from None
     except ValueError as error:  # an integer with thousands of digits
-        raise ConfigError(f"{name} holds a number that cannot be read: {error}", code="QD502") from None
+        raise _no_json(name, f"holds a number that cannot be read: {error}", str(error)) from None
     if not isinstance(value, dict):
-        raise ConfigError(
-            f"{name} holds no JSON object", observed=type(value).__name__, required="an object", code="QD502"
-        )
+        raise _no_json(name, "holds no JSON object", type(value).__name__)
     return value
+
+
+def _no_json(name: str, what: str, observed: Any, required: str = "a JSON object") -> ConfigError:
+    return ConfigError(f"{name} {what}", field=name, observed=observed, required=required, code="QD502")
 
 
 def _read_text(path: str | os.PathLike[str], name: str) -> str:
@@ -56,21 +58,18 @@ def _read_text(path: str | os.PathLike[str], name: str) -> str:
         info = os.stat(path)
         # A pipe or a device would block, or never end.
         if not stat.S_ISREG(info.st_mode):
-            raise ConfigError(f"{name} is not a regular file", required="a JSON file", code="QD502")
+            raise _no_json(name, "is not a regular file", stat.filemode(info.st_mode), "a file")
         if info.st_size > MAX_BYTES:
-            raise ConfigError(
-                f"{name} is too long", observed=f"{info.st_size} bytes", required=f"at most {MAX_BYTES}", code="QD502"
-            )
+            raise _no_json(name, "is too long", f"{info.st_size} bytes", f"at most {MAX_BYTES}")
         data = Path(path).read_bytes()
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise ConfigError(f"{name} cannot be read: {reason}", code="QD502") from None
+        raise _no_json(name, f"cannot be read: {reason}", reason, "a file that may be read") from None
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise ConfigError(
-            f"{name} is not UTF-8: byte {error.start} is {data[error.start]:#04x}", code="QD502"
-        ) from None
+        found = f"{data[error.start]:#04x}"
+        raise _no_json(name, f"is not UTF-8: byte {error.start} is {found}", found, "UTF-8") from None
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

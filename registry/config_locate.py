@@ -87,6 +87,8 @@ def no_config_error() -> ConfigError:
     return ConfigError(
         "no quantization_config: the checkpoint does not say that it is quantized",
         field="quantization_config",
+        observed="none",
+        required="an object with quant_method and config_groups",
         remedy="load it as an ordinary model, or pass the config.json of the quantized checkpoint",
         code="QD503",
     )

@@ -122,6 +122,7 @@ def parse_device(device: str) -> tuple[str, str]:
             f"no {kind} device is present",
             field="device",
             observed=device,
+            required=f"a device that is here, or an architecture such as {example}",
             remedy=f"ask about one by name: {example}",
             code="QD522",
         )
@@ -135,8 +136,9 @@ def _override_name(name: str, facts: Mapping[str, Any]) -> str:
     if isinstance(name, str) and name.startswith(("isa.", "package.")):
         return name
     raise ConfigError(
-        f"unknown environment fact {name!r}", field="environment", required=", ".join(sorted(facts)), code="QD523"
-    )
+        f"unknown environment fact {name!r}", field="environment", observed=name,
+        required=f"one of {', '.join(sorted(facts))}", code="QD523",
+    )  # fmt: skip
 
 
 def _number(version: Any) -> Any:

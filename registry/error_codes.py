@@ -7,12 +7,18 @@ have the rest. ``docs/errors.md`` is made of this file.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from .error_parts import PARTS, unnamed
 
 
 @dataclass(frozen=True)
 class ErrorCode:
-    """One kind of error. ``error``: the class's name. ``python_only``: no option of the command leads to it."""
+    """One kind of error. ``error``: the class's name. ``python_only``: no option of the command leads to it.
+
+    ``remedy`` is that of every error of the code whose place of origin knows no better one, and stands in its line.
+    """
 
     code: str
     error: str
@@ -21,9 +27,19 @@ class ErrorCode:
     remedy: str
     python_only: bool = False
 
+    @property
+    def unnamed(self) -> Mapping[str, str]:
+        """The parts that an error of this code need not name, each with the reason."""
+        return unnamed(self.code)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The parts that every error of this code names, in its text and as attributes."""
+        return tuple(part for part in PARTS if part not in self.unnamed)
+
 
 _CONFIG, _FILES, _TENSORS = "ConfigError", "UnreadableCheckpointError", "CheckpointError"
-_SCHEME, _KERNEL, _PLUGIN = "NoSchemeFound", "NoKernelFound", "PluginError"
+_SCHEME, _KERNEL, _PLUGIN, _CALL = "NoSchemeFound", "NoKernelFound", "PluginError", "QuantDispatchError"
 _MODEL = "install a version of transformers whose model fits, or check that the checkpoint is of this architecture"
 _AGAIN = "download or write the file again"
 
@@ -42,7 +58,7 @@ _COMMAND: tuple[tuple[str, str, str, str, str], ...] = (
      "install the plugin that the message names, or quantize the model with compressed-tensors"),
     ("QD505", _CONFIG, "a value of the quantization config is not of the kind that belongs there",
      "a key was edited by hand, or written by a tool that does not follow compressed-tensors",
-     "correct the key that the message names: it says what was found and what may stand there"),
+     "correct this key"),
     ("QD506", _CONFIG, "a config group is a list of targets, and its name is no preset",
      "the short form of a group was used with a name of one's own",
      "name the group after a preset, such as W4A16, or write the group out"),
@@ -63,7 +79,7 @@ _COMMAND: tuple[tuple[str, str, str, str, str], ...] = (
      "write it without them; google-re2 helps where it is not installed"),
     ("QD513", _CONFIG, "transform_config cannot be understood",
      "a key was edited by hand, or written by a later version of compressed-tensors",
-     "correct the key that the message names"),
+     "correct this key, or take transform_config out if the weights were not transformed"),
     ("QD521", _CONFIG, "there is no such device",
      "a name that neither we nor torch know",
      "say cpu, cuda, cuda:sm90, rocm or rocm:gfx942 for a plan; cpu, cuda or cuda:N to load"),
@@ -72,10 +88,10 @@ _COMMAND: tuple[tuple[str, str, str, str, str], ...] = (
      "name the architecture (cuda:sm90): a plan can be made for a device that is not here"),
     ("QD525", _CONFIG, "an unknown allowance",
      "the value of allow= or --allow is misspelled",
-     "use one of the names in the message"),
+     "use one of these names, or leave it out"),
     ("QD528", _CONFIG, "QUANTDISPATCH_ISA names an instruction set that this processor has not",
      "the variable was set for another machine",
-     "unset it, or choose one of those in the message"),
+     "unset QUANTDISPATCH_ISA, or choose one that is there"),
     ("QD529", _CONFIG, "a file of measured kernels cannot be read or written",
      "choices= or QUANTDISPATCH_CHOICES names no such file, another program changed it, or its folder is not writable",
      "measure again with quantdispatch bench, name another file with --out, or take the file away"),
@@ -135,7 +151,7 @@ _COMMAND: tuple[tuple[str, str, str, str, str], ...] = (
      "write the checkpoint again with compressed-tensors, or correct the format"),
     ("QD656", _TENSORS, "a stored tensor has the wrong shape",
      "num_bits, group_size or strategy in the config are not those of the file",
-     "correct the args: the message has both shapes"),
+     "correct the args in the config, or quantize the layer again with these"),
     ("QD657", _TENSORS, "the group size does not divide the layer's inputs",
      "a layer whose K is no multiple of group_size was quantized in groups",
      "quantize with a group size that divides K, or leave the layer dense"),
@@ -169,16 +185,19 @@ _COMMAND: tuple[tuple[str, str, str, str, str], ...] = (
      _MODEL),
     ("QD701", _SCHEME, "no rule accepts the layer's quant args",
      "the args are a combination that no engine serves, or serves with a plugin that is not installed",
-     "the message has the nearest rules and the one change that would make the layer resolve"),
+     "quantize the layer in a way that a rule accepts (quantdispatch rules lists them), or install a plugin for it"),
     ("QD751", _KERNEL, "the scheme is known, and no kernel computes it here",
      "the device, the dtype, the shape, the backend that was asked for, or a package that is missing",
-     "read each kernel's reason in the message; leave out --backend, or install what it names"),
+     "leave out --backend, choose another device or dtype, or install what a kernel's reason names"),
     ("QD752", _KERNEL, "the native CPU kernels cannot be used",
      "they were not compiled when quantdispatch was installed, or belong to another version",
      "install quantdispatch again where there is a C++ compiler, or choose another backend"),
     ("QD753", _KERNEL, "a transform of the checkpoint cannot be applied at this layer",
      "its type, place or size is one that no kernel applies",
      "use a checkpoint without this transform, or a plugin with a scheme for it"),
+    ("QD803", _CALL, "a kernel cannot hold these weights",
+     "Marlin's layout has no room for NaN weights, very small scales or scales that overflow",
+     "choose another backend for this checkpoint"),
     ("QD911", _PLUGIN, "a plugin, or what a plugin points to, cannot be imported",
      "a dependency of the plugin is missing or of another version",
      "see quantdispatch doctor; update or uninstall the plugin"),
@@ -210,12 +229,12 @@ _PYTHON: tuple[tuple[str, str, str, str, str], ...] = (
      "give a checkpoint folder, a config.json, a hub id or a dict"),
     ("QD523", _CONFIG, "environment= is not facts and values",
      "a name that is no fact, or a value that none can have",
-     "use the names in the message"),
+     "use one of the names, with a value of its kind"),
     ("QD524", _CONFIG, "modules= is not module names and class names",
      "something else than a dict of strings",
      "write {'model.layers.0.mlp.down_proj': 'Linear'}"),
     ("QD526", _CONFIG, "activations cannot have this dtype", "dtype= is misspelled, or no floating-point type",
-     "use one of those in the message"),
+     "use one of these"),
     ("QD527", _CONFIG, "tensor_parallel= is not a number of ranks", "zero, a negative number or no integer",
      "give 1 or more"),
     ("QD533", _CONFIG, "transformers was asked for something that packed weights cannot do",
@@ -234,11 +253,20 @@ _PYTHON: tuple[tuple[str, str, str, str, str], ...] = (
      "ask the plugin's authors"),
     ("QD659", _TENSORS, "a layer cannot be split over so many ranks",
      "tensor_parallel= does not divide the layer's rows, groups or packed words",
-     "use the largest number in the message"),
+     "take fewer ranks"),
     ("QD700", _SCHEME, "a missing rule that has no code of its own", "a plugin raised it",
      "ask the plugin's authors"),
     ("QD750", _KERNEL, "a missing kernel that has no code of its own", "a plugin raised it",
      "ask the plugin's authors"),
+    ("QD801", _CALL, "an input does not fit the layer that it is given to",
+     "a layer was called with a tensor of another width, dtype or device than it was bound to",
+     "give it activations of the width and dtype that it was loaded for, on its own device"),
+    ("QD802", _CALL, "quantized kernels have no gradient",
+     "a packed layer was called where gradients are recorded",
+     "call the model under torch.no_grad() or torch.inference_mode()"),
+    ("QD804", _CALL, "a kernel is bound or called in a way that it was not made for",
+     "a plugin's scheme or kernel leaves something out, or code calls a kernel past the layer that it belongs to",
+     "report it, with the scheme and the kernel that the plan shows, to who made them"),
     ("QD900", "QuantDispatchError", "an error of a plugin's own class", "a plugin raised it",
      "ask the plugin's authors"),
     ("QD910", _PLUGIN, "an error of a plugin that has no code of its own", "a plugin raised it",
@@ -247,12 +275,12 @@ _PYTHON: tuple[tuple[str, str, str, str, str], ...] = (
      "RuleTable.build() with overlapping rules, none of which overrides the others",
      "let one of them say overrides=(...)"),
     ("QD916", _PLUGIN, "an unknown backend", "backend= is misspelled, or its plugin is not installed",
-     "use one of the names in the message"),
+     "use one of these names; quantdispatch doctor shows which plugins are installed"),
     ("QD950", "PlanError", "layers of the checkpoint do not resolve", "errors= holds each layer's own error",
      "see the codes of those"),
     ("QD960", "TableError", "a dispatch table cannot be meant as it is written",
      "an unknown key, an id given twice, or nothing expected",
-     "correct the row that the message names"),
+     "correct this row of the table"),
 )  # fmt: skip
 
 #: every code, in order

@@ -56,7 +56,7 @@ class QuantDispatchError(Exception):
 
     def __str__(self) -> str:
         text = " ".join(self.message.split())
-        if self.layer is not None and not _names(text, self.layer):
+        if self.layer and not _names(text, self.layer):
             text = f"{self.layer}: {text}"
         said = f"{text}; {self.remedy or ''}"
         parts = [f"field {self.field}"] if self.field is not None and self.field not in said else []

@@ -110,7 +110,7 @@ def _remote_header(url: str) -> Header:
         text += rest
     if len(text) < length:
         raise UnreadableCheckpointError(
-            f"{url} ends inside its header", observed=f"{len(text)} bytes", required=f"{length} bytes",
+            f"{url} ends inside its header", field=url, observed=f"{len(text)} bytes", required=f"{length} bytes",
             remedy="try again, or download the files", code="QD609",
         )  # fmt: skip
     return parse_header(text, size, url, local=False)
@@ -153,13 +153,15 @@ def _failures(source: str) -> Iterator[None]:
         raise
     except hub.GatedRepoError:
         _fail(
+            source,
             f"{source} is gated: access has to be granted on the hub",
             "ask for access there and log in with `hf auth login`",
         )
     except hub.RevisionNotFoundError:
-        _fail(f"{source}: there is no such revision on the hub", "name a branch, tag or commit after the @")
+        _fail(source, f"{source}: there is no such revision on the hub", "name a branch, tag or commit after the @")
     except hub.RepositoryNotFoundError:
         _fail(
+            source,
             f"{source} is neither a file or folder here nor a model on the hub",
             "check the spelling; for a private model log in with `hf auth login`",
         )
@@ -167,15 +169,17 @@ def _failures(source: str) -> Iterator[None]:
         _offline(source, error)
     except hub.EntryNotFoundError:
         raise ConfigError(
-            f"{source} has no {CONFIG} on the hub", remedy="name a model whose config.json is there", code="QD501"
-        ) from None
+            f"{source} has no {CONFIG} on the hub", field=CONFIG, observed=source, required=CONFIG,
+            remedy="name a model whose config.json is there", code="QD501",
+        ) from None  # fmt: skip
     except hub.HFValidationError as error:
-        _fail(f"{source} is not a valid hub id: {error}", "give owner/name, a folder or a config.json")
+        _fail(source, f"{source} is not a valid hub id: {error}", "give owner/name, a folder or a config.json")
     except hub.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", None)
-        _fail(f"{source}: the hub refused the request with status {status}", "try again later")
+        _fail(source, f"{source}: the hub refused the request with status {status}", "try again later")
     except _transport_errors() as error:
         _fail(
+            source,
             f"{source}: the hub cannot be reached: {error}",
             "check the connection or HF_ENDPOINT, or download the files",
         )
@@ -186,12 +190,15 @@ def _offline(source: str, error: Exception) -> NoReturn:
 
     if constants.is_offline_mode():
         _fail(
+            source,
             f"{source} is neither a file or folder here nor in the hub cache, and HF_HUB_OFFLINE is set",
             "unset HF_HUB_OFFLINE or download the model first",
         )
     reason = error.__cause__ or error
     _fail(
-        f"{source}: the hub cannot be reached: {reason}", "check the connection or HF_ENDPOINT, or download the files"
+        source,
+        f"{source}: the hub cannot be reached: {reason}",
+        "check the connection or HF_ENDPOINT, or download the files",
     )
 
 
@@ -211,5 +218,8 @@ def _hub_utils() -> Any:
     return import_module("huggingface_hub.utils")
 
 
-def _fail(message: str, remedy: str) -> NoReturn:
-    raise UnreadableCheckpointError(message, remedy=remedy, code="QD609") from None
+def _fail(source: str, message: str, remedy: str) -> NoReturn:
+    raise UnreadableCheckpointError(
+        message, field="source", observed=source, required="a model that can be had from the hub", remedy=remedy,
+        code="QD609",
+    ) from None  # fmt: skip

@@ -16,5 +16,6 @@ def load_target(target: str) -> Any:
     except (Exception, SystemExit) as error:  # a stranger's module may raise anything, and may end the process
         reason = error if isinstance(error, (ImportError, AttributeError)) else f"{type(error).__name__}: {error}"
         raise PluginError(
-            f"cannot import {target}: {reason}", field=target, remedy="see `quantdispatch doctor`", code="QD911"
-        ) from error
+            f"cannot import {target}: {reason}", field=target, observed=str(reason), required="an importable object",
+            code="QD911",
+        ) from error  # fmt: skip

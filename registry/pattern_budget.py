@@ -58,7 +58,8 @@ def out_of_time(text: str, name: str | None, field: str | None, limit: str) -> C
     return ConfigError(
         f"the regular expression {clip(text)!r} ran out of time{where}",
         field=field,
-        required=limit,
+        observed="no answer",
+        required=f"one within {limit}",
         remedy="write it without nested repetition, look-around and back-references; google-re2 helps where missing",
         code="QD512",
     )

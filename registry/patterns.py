@@ -175,6 +175,8 @@ class Pattern:
         return ConfigError(
             f"invalid regular expression {clip(self.text)!r}: {why}",
             field=self.field,
+            observed=clip(self.text),
+            required="a regular expression of Python's re",
             remedy="correct the pattern",
             code="QD510",
         )

@@ -98,11 +98,14 @@ def collect(source: Source) -> Collected:
         reason = str(error) if isinstance(error, PluginError) else f"{type(error).__name__}: {error}"
         reason = " ".join(reason.split())
         if os.environ.get("QUANTDISPATCH_STRICT") == "1":
+            given = error if isinstance(error, PluginError) else None
             raise PluginError(
                 f"plugin {source.name} of {source.distribution} {source.version}: {reason}",
                 field=source.name,
+                observed=given.observed if given else reason,
+                required=given.required if given else "a module that can be imported",
                 remedy=f"fix it, or uninstall {source.distribution}",
-                code=error.code if isinstance(error, PluginError) else "QD911",
+                code=given.code if given else "QD911",
             ) from error
         warnings.warn(
             f"quantdispatch plugin {source.name} ({source.distribution} {source.version}) is left out: {reason}",
@@ -118,6 +121,7 @@ def _collect(source: Source, status: PluginStatus) -> Collected:
     if api != hookspecs.API_VERSION:
         raise PluginError(
             f"made for plugin interface {api!r}, this is {hookspecs.API_VERSION}",
+            field="QUANTDISPATCH_API",
             observed=api,
             required=hookspecs.API_VERSION,
             remedy="install a matching release of either",
@@ -191,6 +195,7 @@ def blamed(rule: Rule, layer: str | None = None) -> Iterator[None]:
             raise
         raise PluginError(
             f"the scheme {rule.scheme} of rule {rule.name} fails: {type(error).__name__}: {error}", layer=layer,
+            field=rule.scheme, observed=f"{type(error).__name__}: {error}", required="a CheckpointError, or an answer",
             remedy=f"report it to the authors of {rule.distribution}", code="QD915",
         ) from error  # fmt: skip
 
@@ -200,12 +205,16 @@ def _items(results: list[Iterable[T]], kind: type[T], what: str) -> list[T]:
     for item in items:
         if not isinstance(item, kind):
             raise PluginError(
-                f"registers {item!r} as a {what}", observed=type(item).__name__, required=kind.__name__, code="QD912"
-            )
+                f"registers {item!r} as a {what}", field=f"quantdispatch_{what}s", observed=type(item).__name__,
+                required=kind.__name__, code="QD912",
+            )  # fmt: skip
     return items
 
 
 def _check_names(names: list[str], what: str) -> None:
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise PluginError(f"registers the {what} {', '.join(twice)} twice", code="QD912")
+        raise PluginError(
+            f"registers the {what} {', '.join(twice)} twice", field=f"quantdispatch_{what}s",
+            observed=", ".join(twice), required="a name for each", code="QD912",
+        )  # fmt: skip

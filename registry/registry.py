@@ -75,6 +75,7 @@ class Registry:
                     f"rule {rule.name} of {rule.distribution} names {rule.scheme}, which is {reason}",
                     field="scheme",
                     observed=type(scheme).__name__,
+                    required="a class with all that a Scheme has",
                     code="QD912",
                 )
             self._schemes[rule.scheme] = scheme
@@ -129,7 +130,8 @@ class Registry:
             except Exception as error:  # a stranger's code, on a stranger's file
                 raise PluginError(
                     f"{plugin.status.distribution} fails to translate the config: {type(error).__name__}: {error}",
-                    field="quantization_config", remedy=f"report it to the authors of {plugin.status.distribution}",
+                    field="quantization_config", observed=f"{type(error).__name__}: {error}",
+                    required="a config of compressed-tensors, or None", remedy=f"report it to the authors of {plugin.status.distribution}",
                     code="QD915",
                 ) from error  # fmt: skip
             if rewritten is not None:

@@ -48,7 +48,10 @@ def open_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
     except FileNotFoundError:
         return _from_hub(text)
     except ValueError:  # a NUL character
-        raise UnreadableCheckpointError(f"{text!r} is not a path", code="QD601") from None
+        raise UnreadableCheckpointError(
+            f"{text!r} is not a path", field="source", observed=repr(text), required="a path without NUL characters",
+            code="QD601",
+        ) from None  # fmt: skip
     except OSError as error:
         raise unreadable(text, error) from None
     if not folder:
@@ -62,10 +65,9 @@ def open_source(source: str | os.PathLike[str] | Mapping[str, Any]) -> Source:
 def _from_hub(text: str) -> Source:
     if not is_hub_id(text):
         raise UnreadableCheckpointError(
-            f"there is no file or folder {text}",
-            remedy="give a checkpoint folder, a config.json or a hub id (owner/name)",
-            code="QD601",
-        )
+            f"there is no file or folder {text}", field="source", observed=text, required="a path, or a hub id",
+            remedy="give a checkpoint folder, a config.json or a hub id (owner/name)", code="QD601",
+        )  # fmt: skip
     checkpoint = open_hub(text)
     return Source(text, checkpoint.config, checkpoint if checkpoint.tensors else None)
 

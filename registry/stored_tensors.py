@@ -232,8 +232,9 @@ def unreadable(path: str | os.PathLike[str], error: OSError) -> UnreadableCheckp
     """An operating system's refusal as an error of ours."""
     reason = error.strerror or type(error).__name__
     return UnreadableCheckpointError(
-        f"cannot read {os.fspath(path)}: {reason}", remedy="check the path and its permissions", code="QD608"
-    )
+        f"cannot read {os.fspath(path)}: {reason}", field=os.fspath(path), observed=reason,
+        required="a file that may be read", remedy="check the path and its permissions", code="QD608",
+    )  # fmt: skip
 
 
 def cut_off(file: str, name: str, found: int, nbytes: int) -> UnreadableCheckpointError:

@@ -75,13 +75,15 @@ class RuleTable:
         """A table of ``rules``. Raises ``PluginError`` for a name given twice, a bad override, an overlap."""
         rules = list(rules)
         for problem in [*name_clashes(rules), *override_faults(rules)]:
-            raise PluginError(problem, code="QD914")
+            raise PluginError(
+                problem, field="rules", observed=problem, required="a name for each, and overrides of rules that are there",
+                remedy="rename the rule, or correct its overrides=", code="QD914",
+            )  # fmt: skip
         for overlap in overlaps(rules):
             raise PluginError(
-                f"undeclared overlap: {overlap}",
-                remedy=f"let one of them say overrides=({overlap.first.name!r},)",
-                code="QD914",
-            )
+                f"undeclared overlap: {overlap}", field="overrides", observed=str(overlap), required="one that wins",
+                remedy=f"let one of them say overrides=({overlap.first.name!r},)", code="QD914",
+            )  # fmt: skip
         return cls(rules)
 
     def resolve(self, facts: LayerFacts) -> Decision:
@@ -152,7 +154,10 @@ class RuleTable:
         winners = [name for name in sorted(matching) if not self._beaten_by[name] & matching]
         if len(winners) > 1:
             # the analysis gave up on these (it has a limit): the decision must not hang on luck
-            raise PluginError(f"rules {', '.join(winners)} all match and none overrides the others", code="QD914")
+            raise PluginError(
+                f"rules {', '.join(winners)} all match and none overrides the others", field="overrides",
+                observed=", ".join(winners), required="one that wins", code="QD914",
+            )  # fmt: skip
         return winners
 
     def _decide(self, facts: LayerFacts) -> Decision:

@@ -95,8 +95,9 @@ class TargetIndex:
                 origin.setdefault(entry, "ignore")
         if entries + len(ignore) > MAX_ENTRIES:
             raise ConfigError(
-                "too many targets", observed=entries + len(ignore), required=f"at most {MAX_ENTRIES}", code="QD509"
-            )
+                "too many targets", field="config_groups", observed=entries + len(ignore),
+                required=f"at most {MAX_ENTRIES}", code="QD509",
+            )  # fmt: skip
         self._regexes = tuple(origin)
         self._scanner = PatternSet(_compile(origin, self._budget), self._budget) if origin else None
         # compressed-tensors sorts by whether "re:" stands anywhere in the entry, then by text.

@@ -38,7 +38,8 @@ def check_layer(scheme: Scheme, name: str, tensors: Mapping[str, TensorInfo]) ->
             check_tensor(name, stored, tensors[stored.name])
         elif stored.required:
             raise CheckpointError(
-                f"{stored.name} is missing", layer=name, field=stored.name, required=describe(stored), code="QD654"
+                f"{stored.name} is missing", layer=name, field=stored.name,
+                observed=", ".join(sorted(tensors)) or "no tensors", required=describe(stored), code="QD654",
             )  # fmt: skip
     if "bias" in tensors:
         check_tensor(name, StoredTensor("bias", ((shape.n,),), BIAS_DTYPES, ("out",)), tensors["bias"])

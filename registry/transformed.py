@@ -115,7 +115,8 @@ class Transformed:
             if transform.type == "random-matrix" and len(set(transform.inverses)) > 1:
                 raise NoKernelFound(
                     f"{transform.label} and its inverse stand at one place, and the file has one matrix for both",
-                    layer=name, field=FIELD, remedy="leave out both: together they change nothing", code="QD753",
+                    layer=name, field=FIELD, observed=list(transform.inverses), required="one direction",
+                    remedy="leave out both: together they change nothing", code="QD753",
                 )  # fmt: skip
             self._check_stored(name, transform, tensors, shape, stored)
             _check_part(name, transform, shape, part)
@@ -137,7 +138,8 @@ class Transformed:
             if role == "perm" or transform.type != "hadamard":
                 raise CheckpointError(
                     f"{here} is missing, and no other layer stores {transform.group}'s {role} of size {size}",
-                    layer=name, field=here, remedy="look for a missing shard", code="QD654",
+                    layer=name, field=here, observed=", ".join(sorted(tensors)) or "no tensors",
+                    required=f"a {role} of size {size}", remedy="look for a missing shard", code="QD654",
                 )  # fmt: skip
             if size & (size - 1):
                 raise NoKernelFound(
@@ -184,6 +186,7 @@ def _check_tensor(name: str, transform: Transform, local: str, entry: Described,
         return
     raise CheckpointError(
         f"{transform.label} has no use for stored {local} ({entry.dtype} {list(entry.shape)})", layer=name, field=local,
+        observed=f"{entry.dtype} {list(entry.shape)}", required="weight and perm" if transform.permuted else "weight",
         remedy="transform_config does not describe this tensor: compare it with how the layer was transformed",
         code="QD653",
     )  # fmt: skip

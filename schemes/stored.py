@@ -75,6 +75,7 @@ def two_dimensions(name: str, tensor: str, tensors: Mapping[str, TensorInfo]) ->
             layer=name,
             field=tensor,
             observed=", ".join(sorted(tensors)) or "no tensors",
+            required=tensor,
             code="QD654",
         )
     if len(info.shape) != 2 or 0 in info.shape:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from functools import cache
 
 import torch
@@ -49,8 +50,32 @@ def processors(index: int) -> int:
 
 @cache
 def device_name(index: int) -> str:
-    """As the driver spells it, for keys of what was measured."""
+    """As the driver spells it."""
     return "interpreter" if index < 0 else torch.cuda.get_device_name(index)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What configs depend on. ``key``: the name and the capability, for keys of what was measured."""
+
+    family: str
+    processors: int
+    key: str
+
+
+@cache
+def device_at(index: int) -> Device:
+    """The ``index``-th device; -1: the interpreter."""
+    if index < 0:
+        capability = "on the CPU"
+    elif torch.version.hip:
+        capability = family_of(index)
+    else:
+        capability = "sm{}{}".format(*torch.cuda.get_device_capability(index))
+    return Device(family_of(index), processors(index), f"{device_name(index)} {capability}")
+
+
+HALVES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 def index_of(x: Tensor) -> int:

@@ -100,7 +100,11 @@ class Part:
     def _bind(self) -> Bound:
         shape = self.scheme.check(self.name, described(self._tensors))
         if shape is None:
-            raise CheckpointError("is no matrix, and the engine has a layer for it", layer=self.name, code="QD672")
+            raise CheckpointError(
+                "is no matrix, and the engine has a layer for it", layer=self.name, field="weight",
+                observed=", ".join(sorted(self._tensors)) or "no tensors", required=f"[{self.n}, {self.k}]",
+                code="QD672",
+            )  # fmt: skip
         operands = _numerics(self.scheme).operands(self._tensors, shape, self.name)
         piece = cut(self.name, self.scheme, operands, shape, self.where)
         self._check(piece.shape, shape)
@@ -121,7 +125,7 @@ class Part:
         if (piece.n, piece.k) != (self.n, self.k):
             raise CheckpointError(
                 f"the checkpoint has a layer of [{whole.n}, {whole.k}], and the engine's part of it is another",
-                layer=self.name, observed=f"[{piece.n}, {piece.k}]", required=f"[{self.n}, {self.k}]",
+                layer=self.name, field="weight", observed=f"[{piece.n}, {piece.k}]", required=f"[{self.n}, {self.k}]",
                 remedy="config.json and the weights are of two models",
                 code="QD670",
             )  # fmt: skip
@@ -150,7 +154,10 @@ class TorchDense:
         return {"weight": operands.codes}
 
     def unpack(self, state: Mapping[str, Any]) -> Any:
-        raise QuantDispatchError("a dense layer has nothing packed")
+        raise QuantDispatchError(
+            "a dense layer has nothing packed", field="unpack", observed="a dense layer", required="a packed one",
+            code="QD804",
+        )  # fmt: skip
 
     def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         return F.linear(x, state["weight"])

@@ -80,7 +80,7 @@ def plain_linear(model: nn.Module, name: str, runtime: str) -> nn.Linear:
     if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
         raise CheckpointError(
             f"{runtime} is a {type(module).__name__} in the model, which packed weights cannot replace", layer=name,
-            observed=type(module).__name__, required="torch.nn.Linear", code="QD672",
+            field=runtime, observed=type(module).__name__, required="torch.nn.Linear", code="QD672",
         )  # fmt: skip
     return module
 
@@ -101,6 +101,6 @@ def check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
         expected = None if tensor in owned else names.parameter(tensor)
         if expected is not None and tuple(expected[1]) != tuple(entry.shape):
             raise CheckpointError(
-                f"tensor {tensor} has another shape than the model's {expected[0]}", field=tensor,
-                observed=list(entry.shape), required=list(expected[1]), code="QD670",
+                f"tensor {tensor} has another shape than the model's {expected[0]}",
+                layer=tensor.rpartition(".")[0] or tensor, field=tensor, observed=list(entry.shape), required=list(expected[1]), code="QD670",
             )  # fmt: skip

@@ -35,13 +35,14 @@ def packed_linear(linear: nn.Linear, layer: Resolution, dtype: torch.dtype, back
         spec = replace(spec, allow=own.allow, measured=own.measured, measured_by=own.measured_by)
     if (linear.out_features, linear.in_features) != (layer.shape.n, layer.shape.k):
         raise CheckpointError(
-            "the stored layer is of another shape than the model's", layer=layer.name,
+            "the stored layer is of another shape than the model's", layer=layer.name, field="weight",
             observed=[layer.shape.n, layer.shape.k], required=[linear.out_features, linear.in_features], code="QD670",
         )  # fmt: skip
     if (linear.bias is not None) != spec.bias:
         raise CheckpointError(
             f"tensor {layer.name}.bias is " + ("left over: the model's layer has none" if spec.bias else "missing"),
-            layer=layer.name, field=f"{layer.name}.bias", code="QD671",
+            layer=layer.name, field=f"{layer.name}.bias", observed="a bias" if spec.bias else "none",
+            required="none" if spec.bias else "a bias", code="QD671",
         )  # fmt: skip
     return QuantLinear(layer.name, layer.scheme_object, layer.shape, spec, backend=backend)
 
@@ -59,7 +60,7 @@ def place_cache(model: Any, runtime: str, layer: Resolution, dtype: torch.dtype,
     if getattr(model.config, "is_encoder_decoder", False):
         raise CheckpointError(
             "a quantized cache serves decoders, not the two caches of an encoder-decoder", layer=layer.name,
-            field="kv_cache_scheme", observed=type(model).__name__, code="QD674",
+            field="kv_cache_scheme", observed=type(model).__name__, required="a decoder", code="QD674",
         )  # fmt: skip
     spec = layer.scheme_object.kernel_spec(None, dtype_name(dtype), tensors=frozenset(layer.tensors))
     attention = model.get_submodule(runtime)

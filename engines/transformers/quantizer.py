@@ -58,7 +58,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
         if not kwargs.get("pre_quantized", True):
             raise ConfigError(
                 "the checkpoint is not quantized: quantdispatch loads checkpoints that are, it does not quantize",
-                field="quantization_config", remedy="leave quantization_config out, or give a quantized checkpoint",
+                field="quantization_config", observed="none in config.json", required="a quantized checkpoint",
+                remedy="leave quantization_config out, or give a quantized checkpoint",
                 code="QD503",
             )  # fmt: skip
         super().__init__(quantization_config, **kwargs)
@@ -84,6 +85,8 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
             raise ConfigError(
                 "use_optimized_inference asks for transformers' own fp8 kernels, and quantdispatch is enabled",
                 field="use_optimized_inference",
+                observed=True,
+                required=False,
                 remedy="leave it out, or call quantdispatch.engines.transformers.disable() first",
                 code="QD533",
             )
@@ -124,6 +127,7 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
                 if whole:
                     raise CheckpointError(
                         f"{type(model).__name__} has no module for this layer", layer=layer.name,
+                        field=layer.name, observed=type(model).__name__, required="a model with a module for it",
                         remedy="the checkpoint is of another architecture, or its names are", code="QD672",
                     )  # fmt: skip
                 continue  # a part of the model was asked for; transformers reports what it leaves unused
@@ -151,8 +155,9 @@ class QuantDispatchHfQuantizer(HfQuantizer):  # type: ignore[misc]
     def _make_plan(self, files: list[str] | None, dtype: torch.dtype) -> Plan:
         if not files:
             raise ConfigError(
-                "quantized weights come from safetensors files, and none were given", field="state_dict", code="QD533"
-            )
+                "quantized weights come from safetensors files, and none were given", field="state_dict",
+                observed="tensors in memory", required="a checkpoint folder", code="QD533",
+            )  # fmt: skip
         folder = os.path.dirname(files[0])
         device = device_name(torch.device(self._device_kind()))
         result = plan(folder, device=device, dtype=dtype_name(dtype), strict=True)

@@ -45,12 +45,16 @@ def find_place(name: str, key: str, pattern: str, converters: list[Any]) -> Plac
     if match is None or parameter not in _STACKED or operations[:1] != ["MergeModulelist"]:
         raise CheckpointError(
             f"transformers merges this module with others into {key}, which packed weights cannot be", layer=name,
+            field=key, observed=", ".join(operations), required="MergeModulelist of numbered experts",
             remedy="no scheme serves merged modules other than routed experts", code="QD673",
         )  # fmt: skip
     if operations[1:] not in ([], ["Concatenate"]) or (operations[1:] and converter.operations[1].dim != 1):
         raise CheckpointError(
             f"transformers turns the experts on load ({', '.join(operations)}), which packed weights cannot be",
             layer=name,
+            field=key,
+            observed=", ".join(operations),
+            required="MergeModulelist, and Concatenate along their rows",
             code="QD673",
         )
     return Place(experts, parameter, int(match[1]), converter.source_patterns.index(pattern), match[2])
@@ -94,7 +98,9 @@ class RoutedExperts:
         if not hasattr(original, "_apply_gate") or getattr(original, "is_concatenated", True) is not True:
             raise CheckpointError(
                 f"{type(original).__name__} computes its experts in a way that packed weights do not serve",
-                layer=first, remedy="install a version of transformers whose model takes other implementations",
+                layer=first, field="_apply_gate", observed=type(original).__name__,
+                required="experts with gate and up projection in one parameter",
+                remedy="install a version of transformers whose model takes other implementations",
                 code="QD673",
             )  # fmt: skip
         self._check_complete(original, first)
@@ -111,7 +117,7 @@ class RoutedExperts:
                 f"the experts of {self.module} are not those of the model: {projection} of expert {number} is "
                 f"{'missing' if missing else 'too many'}",
                 layer=first.rpartition(".")[0].rpartition(".")[0] + f".{number}.{projection}",
-                observed=f"{len(self.members)} projections", required=f"{len(wanted)} ({max(count)} experts)",
+                field=self.module, observed=f"{len(self.members)} projections", required=f"{len(wanted)} ({max(count)} experts)",
                 code="QD676",
             )  # fmt: skip
 

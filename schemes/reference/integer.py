@@ -117,7 +117,8 @@ class IntegerNumerics:
             return unpack_int32(words, self.weights.num_bits, size, axis=axis, layout=packing or "dense")
         except ValueError as error:
             raise CheckpointError(
-                f"{tensor} cannot be unpacked: {error}", layer=name, field=tensor, code="QD658"
+                f"{tensor} cannot be unpacked: {error}", layer=name, field=tensor, observed=str(error),
+                required=f"int32 words of {self.weights.num_bits}-bit values", code="QD658",
             ) from None  # fmt: skip
 
     def _g_idx(self, tensors: Mapping[str, Any], groups: int, name: str) -> Tensor | None:

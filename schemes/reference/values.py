@@ -25,6 +25,7 @@ def take(tensors: Mapping[str, Any], name: str, layer: str) -> Tensor:
             layer=layer,
             field=name,
             observed=", ".join(sorted(tensors)) or "no tensors",
+            required=name,
             code="QD654",
         )
     return tensor

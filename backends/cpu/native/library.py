@@ -95,14 +95,20 @@ def load() -> ctypes.CDLL:
 def _open() -> ctypes.CDLL:
     file = native_library()
     if file is None:
-        raise NoKernelFound("the native CPU kernels were not built", remedy=REMEDY, code="QD752")
+        raise NoKernelFound(
+            "the native CPU kernels were not built", field="native library", observed="none",
+            required=f"one of ABI version {ABI_VERSION}", remedy=REMEDY, code="QD752",
+        )  # fmt: skip
     try:
         library = ctypes.CDLL(str(file))
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes, function.restype = arguments, _RESULTS.get(name, ctypes.c_int32)
     except (OSError, AttributeError) as error:
-        raise NoKernelFound(f"the native CPU kernels cannot be loaded: {error}", remedy=REMEDY, code="QD752") from error
+        raise NoKernelFound(
+            f"the native CPU kernels cannot be loaded: {error}", field=file.name, observed=str(error),
+            required=f"a library of ABI version {ABI_VERSION}", remedy=REMEDY, code="QD752",
+        ) from error  # fmt: skip
     version = library.qd_abi_version()
     if version != ABI_VERSION:
         raise NoKernelFound(

