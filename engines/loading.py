@@ -166,7 +166,9 @@ def _architecture(folder: str, raw: Mapping[str, Any]) -> tuple[Any, Any]:
             f"transformers {transformers.__version__} cannot read the model's config: {' '.join(str(error).split())[:300]}",
             field="model_type" if unknown else "config.json",
             observed=raw.get("model_type", "no model_type") if unknown else type(error).__name__,
-            required=f"a model that transformers {transformers.__version__} has" if unknown else "a config of this model",
+            required=f"a model that transformers {transformers.__version__} has"
+            if unknown
+            else "a config of this model",
             remedy="install a version of transformers that knows this model" if unknown else "correct config.json",
             code="QD531",
         ) from error
@@ -176,7 +178,8 @@ def _architecture(folder: str, raw: Mapping[str, Any]) -> tuple[Any, Any]:
             return config, getattr(transformers, name)
     raise ConfigError(
         f"transformers {transformers.__version__} has no such architecture", field="architectures",
-        observed=", ".join(names) or "none", required="a class that it has, such as LlamaForCausalLM", remedy="install a version of transformers that has it", code="QD531",
+        observed=", ".join(names) or "none", required="a class that it has, such as LlamaForCausalLM",
+        remedy="install a version of transformers that has it", code="QD531",
     )  # fmt: skip
 
 

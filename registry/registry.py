@@ -131,7 +131,8 @@ class Registry:
                 raise PluginError(
                     f"{plugin.status.distribution} fails to translate the config: {type(error).__name__}: {error}",
                     field="quantization_config", observed=f"{type(error).__name__}: {error}",
-                    required="a config of compressed-tensors, or None", remedy=f"report it to the authors of {plugin.status.distribution}",
+                    required="a config of compressed-tensors, or None",
+                    remedy=f"report it to the authors of {plugin.status.distribution}",
                     code="QD915",
                 ) from error  # fmt: skip
             if rewritten is not None:

@@ -76,7 +76,8 @@ class RuleTable:
         rules = list(rules)
         for problem in [*name_clashes(rules), *override_faults(rules)]:
             raise PluginError(
-                problem, field="rules", observed=problem, required="a name for each, and overrides of rules that are there",
+                problem, field="rules", observed=problem,
+                required="a name for each, and overrides of rules that are there",
                 remedy="rename the rule, or correct its overrides=", code="QD914",
             )  # fmt: skip
         for overlap in overlaps(rules):

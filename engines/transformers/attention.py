@@ -50,7 +50,8 @@ def install_queries(attention: nn.Module, cache: QuantCache) -> None:
     if code is None or "ALL_ATTENTION_FUNCTIONS" not in code.co_names or "eager_attention_forward" not in code.co_names:
         raise CheckpointError(
             f"{type(attention).__name__} computes attention by itself, so that its queries cannot be quantized",
-            layer=cache.layer_name, field="kv_cache_scheme", observed=type(attention).__name__, required="attention that transformers computes by interchangeable functions",
+            layer=cache.layer_name, field="kv_cache_scheme", observed=type(attention).__name__,
+            required="attention that transformers computes by interchangeable functions",
             code="QD674",
         )  # fmt: skip
     attention.__dict__["config"] = ConfigView(attention.config)

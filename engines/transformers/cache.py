@@ -35,7 +35,8 @@ class AttentionCache(QuantCache):
         if argument is None or not isinstance(getattr(attention, "layer_idx", None), int):
             raise CheckpointError(
                 f"{name} keeps its keys and values in a way that a quantized cache does not serve",
-                layer=self.layer_name, field="kv_cache_scheme", observed="no argument for a cache" if argument is None else "no layer_idx",
+                layer=self.layer_name, field="kv_cache_scheme",
+                observed="no argument for a cache" if argument is None else "no layer_idx",
                 required="attention that updates the cache it is given at its layer_idx", code="QD674",
             )  # fmt: skip
         self._argument, self._position = argument, list(parameters).index(argument)

@@ -102,5 +102,6 @@ def check_shapes(names: RuntimeNames, result: Plan, owned: set[str]) -> None:
         if expected is not None and tuple(expected[1]) != tuple(entry.shape):
             raise CheckpointError(
                 f"tensor {tensor} has another shape than the model's {expected[0]}",
-                layer=tensor.rpartition(".")[0] or tensor, field=tensor, observed=list(entry.shape), required=list(expected[1]), code="QD670",
+                layer=tensor.rpartition(".")[0] or tensor, field=tensor, observed=list(entry.shape),
+                required=list(expected[1]), code="QD670",
             )  # fmt: skip

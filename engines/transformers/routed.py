@@ -117,7 +117,8 @@ class RoutedExperts:
                 f"the experts of {self.module} are not those of the model: {projection} of expert {number} is "
                 f"{'missing' if missing else 'too many'}",
                 layer=first.rpartition(".")[0].rpartition(".")[0] + f".{number}.{projection}",
-                field=self.module, observed=f"{len(self.members)} projections", required=f"{len(wanted)} ({max(count)} experts)",
+                field=self.module, observed=f"{len(self.members)} projections",
+                required=f"{len(wanted)} ({max(count)} experts)",
                 code="QD676",
             )  # fmt: skip
 

@@ -74,7 +74,8 @@ def _only_scales(module: nn.Embedding, rounded: bool) -> bool:
 def _no_table(module: nn.Module, layer: Resolution) -> CheckpointError:
     return CheckpointError(
         f"the model's {type(module).__name__} does more than look up rows and scale them, which packed weights cannot "
-        "replace", layer=layer.name, field="weight", observed=type(module).__name__, required="torch.nn.Embedding", code="QD672",
+        "replace", layer=layer.name, field="weight", observed=type(module).__name__, required="torch.nn.Embedding",
+        code="QD672",
     )  # fmt: skip
 
 
@@ -109,7 +110,8 @@ def share(model: nn.Module, embedding: QuantEmbedding, name: str, layer: Resolut
     if not isinstance(module, nn.Linear) or type(module).forward is not nn.Linear.forward:
         raise CheckpointError(
             f"{name} shares the embedding's weight, which is stored quantized, and is a {type(module).__name__}",
-            layer=layer.name, field="tie_word_embeddings", observed=type(module).__name__, required="a head that is a torch.nn.Linear",
+            layer=layer.name, field="tie_word_embeddings", observed=type(module).__name__,
+            required="a head that is a torch.nn.Linear",
             remedy="set tie_word_embeddings to false in config.json, and store a weight for each", code="QD675",
         )  # fmt: skip
     model.set_submodule(name, TiedHead(embedding, module.bias))
