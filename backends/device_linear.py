@@ -58,10 +58,16 @@ class DeviceLinear(CpuLinear):
                 "the input does not fit the kernel that this layer is bound to",
                 observed=f"{x.dtype} [..., {x.shape[-1]}] on {x.device}",
                 required=f"{self.dtype} [..., {self.k}] on {device}",
+                field="x",
                 remedy="bind the layer again after changing its dtype or device",
+                code="QD801",
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise QuantDispatchError(
                 "quantized kernels are for inference and have no gradient",
+                field="requires_grad",
+                observed=True,
+                required=False,
                 remedy="call the model under torch.no_grad() or torch.inference_mode()",
+                code="QD802",
             )

@@ -162,13 +162,12 @@ def _architecture(folder: str, raw: Mapping[str, Any]) -> tuple[Any, Any]:
         config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
     except Exception as error:  # a wrong value of any key fails in the class of its model, each in its own way
         unknown = isinstance(error, (ValueError, KeyError, TypeError))
+        reason, kind = " ".join(str(error).split())[:300], raw.get("model_type", "no model_type")
         raise ConfigError(
-            f"transformers {transformers.__version__} cannot read the model's config: {' '.join(str(error).split())[:300]}",
+            f"transformers {transformers.__version__} cannot read the model's config: {reason}",
             field="model_type" if unknown else "config.json",
-            observed=raw.get("model_type", "no model_type") if unknown else type(error).__name__,
-            required=f"a model that transformers {transformers.__version__} has"
-            if unknown
-            else "a config of this model",
+            observed=kind if unknown else type(error).__name__,
+            required="a model that it has" if unknown else f"a config of a {kind}",
             remedy="install a version of transformers that knows this model" if unknown else "correct config.json",
             code="QD531",
         ) from error

@@ -30,7 +30,10 @@ class CpuLinear:
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
 
     def forward(self, rows: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        raise QuantDispatchError(f"{type(self).__name__} computes nothing by itself")
+        raise QuantDispatchError(
+            f"{type(self).__name__} computes nothing by itself", field="forward", observed=type(self).__name__,
+            required="a class that has its own", code="QD804",
+        )  # fmt: skip
 
     def apply(self, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
         """x [..., K] to [..., N] in x's dtype, bias added and outputs quantized.
@@ -60,12 +63,18 @@ class CpuLinear:
                 "the input does not fit the kernel that this layer is bound to",
                 observed=f"{x.dtype} [..., {x.shape[-1]}] on {x.device.type}",
                 required=f"{self.dtype} [..., {self.k}] on cpu",
+                field="x",
                 remedy="bind the layer again after changing its dtype or device",
+                code="QD801",
             )
         if x.requires_grad and torch.is_grad_enabled():
             raise QuantDispatchError(
                 "quantized kernels are for inference and have no gradient",
+                field="requires_grad",
+                observed=True,
+                required=False,
                 remedy="call the model under torch.no_grad() or torch.inference_mode()",
+                code="QD802",
             )
 
     # --- state ---

@@ -57,6 +57,7 @@ def form_of(args: QuantArgs, scheme: str) -> Form:
         raise QuantDispatchError(
             "Marlin has no kernel for these weights", field="weights", observed=args.describe(),
             required="4 or 8 bits symmetric, 4 bits asymmetric, fp8, nvfp4 or mxfp4", remedy="choose another backend",
+            code="QD803",
         )  # fmt: skip
     return Form(kind, group, "plain")
 
@@ -73,8 +74,9 @@ def unsigned(codes: Tensor, kind: types.WeightType) -> Tensor:
     if kind == types.FLOAT8:
         if bool((octets & 0x7F == 0x7F).any()):
             raise QuantDispatchError(
-                "Marlin reads a NaN weight as a number", field="weight", observed="NaN", required="finite codes"
-            )
+                "Marlin reads a NaN weight as a number", field="weight", observed="NaN", required="finite codes",
+                code="QD803",
+            )  # fmt: skip
         return octets
     return (octets + (1 << (kind.bits - 1))) & ((1 << kind.bits) - 1)
 
@@ -101,7 +103,7 @@ def fp8_scales(scales: Tensor) -> Tensor:
         raise QuantDispatchError(
             f"Marlin holds fp8 scales times 2^{_FP8_BIAS[scales.dtype]}, which is infinite for these",
             field="weight_scale", observed=scales.max().item(), required=f"at most {limit:g}",
-            remedy="choose another backend",
+            remedy="choose another backend", code="QD803",
         )  # fmt: skip
     return held
 

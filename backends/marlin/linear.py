@@ -101,6 +101,7 @@ class MarlinLinear(DeviceLinear):
                 "some scales are so small beside the largest that Marlin's bf16 kernels take them for zero",
                 field="weight_scale", observed=f"{int((lost & used).sum())} of {lost.numel()} groups",
                 required="scales within a factor of 2^14 of each other", remedy="choose another backend, or float16",
+                code="QD803",
             )  # fmt: skip
 
     def unpack(self, state: Mapping[str, Tensor]) -> Operands:

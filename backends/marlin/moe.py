@@ -102,8 +102,8 @@ class Experts:
         codes = self._last.weight.codes
         if x.ndim != 2 or x.device != codes.device or x.shape[1] != self._last.n:
             raise QuantDispatchError(
-                "the input does not fit the experts' kernel", observed=f"{list(x.shape)} on {x.device}",
-                required=f"[tokens, {self._last.n}] on {codes.device}",
+                "the input does not fit the experts' kernel", field="x", observed=f"{list(x.shape)} on {x.device}",
+                required=f"[tokens, {self._last.n}] on {codes.device}", code="QD801",
             )  # fmt: skip
         tokens, chosen = index.shape
         if tokens == 0:

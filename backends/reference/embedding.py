@@ -25,9 +25,15 @@ class ReferenceEmbedding(ReferenceKernel):
 
     def __init__(self, spec: KernelSpec) -> None:
         if spec.weights is None:
-            raise QuantDispatchError("a quantized embedding has weight args", field="weights", observed=None)
+            raise QuantDispatchError(
+                "a quantized embedding has weight args", field="weights", observed="none", required="weight args",
+                code="QD804",
+            )  # fmt: skip
         if spec.k is None:
-            raise QuantDispatchError("a kernel is bound to an embedding of known shape", field="k", observed=None)
+            raise QuantDispatchError(
+                "a kernel is bound to an embedding of known shape", field="k", observed="unknown",
+                required="its number of columns", code="QD804",
+            )  # fmt: skip
         super().__init__(spec)
         self.dtype: torch.dtype = getattr(torch, spec.dtype)
         self.weights, self.k = spec.weights, spec.k

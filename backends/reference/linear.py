@@ -25,8 +25,9 @@ class ReferenceKernel:
     def __init__(self, spec: KernelSpec) -> None:
         if not spec.reference:
             raise QuantDispatchError(
-                f"scheme {spec.scheme} names no reference numerics", field="reference", required="module:attr"
-            )
+                f"scheme {spec.scheme} names no reference numerics", field="reference", observed="none",
+                required="module:attr", code="QD804",
+            )  # fmt: skip
         self.spec = spec
         # Looked up here and not in apply, where torch.compile would have to trace an import.
         self.numerics: Any = load_target(spec.reference)(self.facts(spec))
@@ -57,7 +58,11 @@ class ReferenceLinear(ReferenceKernel):
         if x.requires_grad and torch.is_grad_enabled():
             raise QuantDispatchError(
                 "quantized kernels are for inference and have no gradient",
+                field="requires_grad",
+                observed=True,
+                required=False,
                 remedy="call the model under torch.no_grad() or torch.inference_mode()",
+                code="QD802",
             )
         result: Tensor = self.numerics.forward(x, self.unpack(state))
         return result

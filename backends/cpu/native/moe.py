@@ -60,8 +60,10 @@ class Experts:
         if x.ndim != 2 or x.dtype != self.dtype or x.shape[1] != self.features or not x.is_cpu:
             raise QuantDispatchError(
                 "the input does not fit the experts' kernel",
+                field="x",
                 observed=f"{x.dtype} {list(x.shape)} on {x.device.type}",
                 required=f"{self.dtype} [tokens, {self.features}] on cpu",
+                code="QD801",
             )
         x = x.resolve_neg()
         if x.stride(1) != 1:
@@ -71,8 +73,9 @@ class Experts:
         tokens, chosen = index.shape
         if index.shape != weights.shape or tokens != x.shape[0]:
             raise QuantDispatchError(
-                "the experts' indices and weights do not fit the input",
+                "the experts' indices and weights do not fit the input", field="index",
                 observed=f"{list(index.shape)}, {list(weights.shape)}", required=f"[{x.shape[0]}, k] both",
+                code="QD801",
             )  # fmt: skip
         y = torch.empty(tokens, self.features, dtype=self.dtype, device="cpu")
         error = self._call(

@@ -118,7 +118,7 @@ def failed(function: str, error: int) -> QuantDispatchError:
     reasons = {-9: "not enough memory", -5: "codes that the format does not have", -4: "rows that are not there"}
     return QuantDispatchError(
         f"a native kernel refused its arguments: {reasons.get(error, 'a weight of no known layout')}",
-        field=function, observed=error,
+        field=function, observed=error, required=0, code="QD804",
     )  # fmt: skip
 
 
