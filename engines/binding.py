@@ -10,7 +10,7 @@ import torch
 from ..registry.environment import Environment
 from ..registry.errors import NoKernelFound
 from ..registry.facts import KernelSpec
-from ..registry.kernels import Kernel
+from ..registry.kernels import Kernel, refusal
 from ..registry.lazy import load_target
 from ..registry.registry import get_registry
 from ..registry.scheme import KernelImpl
@@ -30,11 +30,11 @@ def choose_kernel(name: str, spec: KernelSpec, device: torch.device, backend: st
     asked = [candidate for candidate in selection.trace if backend in (None, candidate.kernel.backend)]
     reasons = "; ".join(str(candidate) for candidate in (asked if backend else asked[:3]))
     raise NoKernelFound(
-        f"no kernel{wanted} computes {spec.scheme} on {environment.describe()} in {spec.dtype}: "
+        f"no kernel{wanted} computes {spec.scheme} (N={spec.n}, K={spec.k}, {spec.dtype}) on {environment.describe()}: "
         f"{reasons or 'none is registered'}",
         nearest=selection.trace,
         layer=name,
-        observed=f"N={spec.n}, K={spec.k}, group {spec.group_size}",
+        **refusal(asked, spec, backend),
         remedy="leave the backend free, or choose another dtype" if backend else None,
         code="QD751",
     )

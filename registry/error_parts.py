@@ -24,7 +24,7 @@ _TRANSLATING = "a translation is of the whole config; where it is a layer's sche
 #: codes whose errors are each of one layer
 _OF_A_LAYER = frozenset(
     {"QD507", "QD515", "QD651", "QD652", "QD653", "QD654", "QD655", "QD656", "QD657", "QD658", "QD659", "QD670"}
-    | {"QD671", "QD672", "QD673", "QD674", "QD675", "QD676", "QD701", "QD751", "QD753"}
+    | {"QD660", "QD671", "QD672", "QD673", "QD674", "QD675", "QD676", "QD701", "QD751", "QD753"}
 )
 _LAYER_REASONS = {
     **dict.fromkeys(("QD801", "QD802", "QD803", "QD804"), _NAMELESS),

@@ -93,7 +93,7 @@ def _parse_rows(text: bytes, file: str) -> list[_Row]:
     try:
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError):
-        raise _broken(file, "has a header that is not JSON", None, None) from None
+        raise _broken(file, "has a header that is not JSON", repr(text[:40]), "a JSON object") from None
     if not isinstance(header, dict):
         raise _broken(file, "has a header that is not a JSON object", type(header).__name__, "object")
     header.pop("__metadata__", None)
@@ -184,5 +184,10 @@ def _broken(
     file: str, what: str, observed: Any, required: Any, tensor: str | None = None, code: str = "QD606"
 ) -> UnreadableCheckpointError:
     return UnreadableCheckpointError(
-        f"{file} {what}", field=tensor, observed=observed, required=required, remedy=DOWNLOAD_AGAIN, code=code
+        f"{file} {what}",
+        field=tensor or os.path.basename(file),
+        observed=observed,
+        required=required,
+        remedy=DOWNLOAD_AGAIN,
+        code=code,
     )

@@ -13,7 +13,7 @@ from typing import Any
 from .errors import ConfigError
 from .facts import KernelSpec
 from .lazy import load_target
-from .predicates import Args, Needs, Predicate, union
+from .predicates import Args, Mismatch, Needs, Predicate, in_words, union
 from .rules.rule import _TARGET
 from .values import ABSENT as Absent
 
@@ -90,6 +90,7 @@ class KernelCandidate:
     kernel: Kernel
     status: str
     reasons: tuple[str, ...] = ()
+    mismatches: tuple[Mismatch, ...] = ()
 
     def __str__(self) -> str:
         return f"{self.kernel.name}: {'; '.join(self.reasons) or self.status}"
@@ -144,7 +145,7 @@ def select(
 def _judge(kernel: Kernel, facts: Mapping[str, Any], backend: str | None, probe: bool) -> KernelCandidate:
     verdict = kernel.predicate.test(facts)
     if verdict.status == "no":
-        return KernelCandidate(kernel, "no", tuple(str(m) for m in verdict.mismatches))
+        return KernelCandidate(kernel, "no", tuple(str(m) for m in verdict.mismatches), verdict.mismatches)
     if backend is not None and kernel.backend != backend:
         return KernelCandidate(kernel, "no", (f"backend {backend!r} was asked for",))
     if probe and kernel.probe is not None:
@@ -152,6 +153,18 @@ def _judge(kernel: Kernel, facts: Mapping[str, Any], backend: str | None, probe:
         if reason is not None:
             return KernelCandidate(kernel, "no", (f"probe: {reason}",))
     return KernelCandidate(kernel, verdict.status, tuple(str(c) for c in verdict.conditions))
+
+
+def refusal(trace: Iterable[KernelCandidate], spec: KernelSpec, backend: str | None = None) -> dict[str, str]:
+    """What of a task kept the first kernel out that says it in facts: ``field``, ``observed`` and ``required`` of an
+    error, where no kernel was chosen. ``backend``: the one that was asked for."""
+    for candidate in trace:
+        for mismatch in candidate.mismatches:
+            name = mismatch.field
+            observed, required = in_words(name, mismatch.shown), in_words(name, mismatch.required)
+            return {"field": name, "observed": observed, "required": required}
+    wanted = f"a kernel that computes {spec.op} of {spec.scheme}"
+    return {"field": "backend", "observed": backend or "every installed one", "required": wanted}
 
 
 _probed: dict[str, str | None] = {}

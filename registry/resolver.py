@@ -17,6 +17,7 @@ from .environment import Environment
 from .errors import ConfigError, NoKernelFound, NoSchemeFound, QuantDispatchError
 from .facts import SIDES, LayerFacts
 from .families import Family, Modules
+from .kernels import refusal
 from .known_plugins import known_plugin
 from .modules import CACHE_NAMES, Module, quantized_names
 from .peers.facts import Sight, sight_of
@@ -236,9 +237,13 @@ class Resolver:
 
     def _no_scheme(self, facts: LayerFacts, name: str, decision: Decision) -> NoSchemeFound:
         nearest = self._task.registry.nearest(facts)
+        first = next((m for candidate in nearest for m in candidate.mismatches), None)
         return NoSchemeFound(
             f"no rule accepts {describe(facts)}",
             layer=name,
+            field=first.field if first else "config_groups",
+            observed=first.shown if first else describe(facts),
+            required=str(first.required) if first else "args that a rule accepts",
             nearest=nearest,
             remedy=_change(facts, nearest),
             code="QD701",
@@ -291,6 +296,7 @@ def _change(facts: LayerFacts, nearest: Sequence[Any]) -> str:
 def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     where = task.environment.describe()
     trace = result.trace.kernels
+    assert result.spec is not None
     if task.backend is not None:  # the others' reasons are that they were not asked for
         trace = tuple(candidate for candidate in trace if candidate.kernel.backend == task.backend)
     reasons = "; ".join(map(str, trace)) or "no kernel is registered for it"
@@ -301,6 +307,7 @@ def _no_kernel(result: Resolution, task: Task) -> NoKernelFound:
     return NoKernelFound(
         f"no kernel computes {result.scheme} on {where}: {reasons}",
         layer=result.name,
+        **refusal(trace, result.spec, task.backend),
         nearest=trace,
         remedy=remedy,
         code="QD751",

@@ -38,7 +38,7 @@ class _ForeignNumerics(IntegerNumerics, ABC):
                 f"qzeros holds {int((zero_point != 0).sum())} zero points that are not the middle of the range, and "
                 "the config says that weights are symmetric", layer=name, field="qzeros",
                 observed=int(zero_point[zero_point != 0][0]) + self._half, required=self._half,
-                remedy="correct the config: sym or zero_point, or the version of the format",
+                remedy="correct the config: sym or zero_point, or the version of the format", code="QD658",
             )  # fmt: skip
         return Operands(
             codes=self._codes_of(take(tensors, "qweight", name), shape),
@@ -177,6 +177,7 @@ class GPTQNumerics(_ForeignNumerics):
                 layer=name, field="g_idx", observed=f"{int(g_idx.min())}..{int(g_idx.max())} over {k} columns",
                 required=f"each of 0..{groups - 1} {k // groups} times" if self.weights.actorder == "group"
                 else "column k in group k // group_size", remedy="correct the config: desc_act or group_size",
+                code="QD658",
             )  # fmt: skip
         return g_idx.to(torch.int32)
 

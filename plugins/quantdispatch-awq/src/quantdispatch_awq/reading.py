@@ -16,7 +16,9 @@ def first(block: Block, *keys: str, default: Any = None) -> tuple[str, Any]:
 
 
 def wrong(key: str, value: Any, required: str, remedy: str | None = None) -> ConfigError:
-    return ConfigError(f"{key}: wrong value", field=key, observed=repr(value)[:120], required=required, remedy=remedy)
+    return ConfigError(
+        f"{key}: wrong value", field=key, observed=repr(value)[:120], required=required, remedy=remedy, code="QD505"
+    )
 
 
 def integer(block: Block, *keys: str, default: int | None = None) -> int:

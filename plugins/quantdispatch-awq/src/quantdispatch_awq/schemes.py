@@ -31,6 +31,7 @@ class _ForeignInt(WNA16Int):
             raise CheckpointError(
                 "qweight has the wrong dtype",
                 layer=name, field="qweight", observed=tensors["qweight"].dtype, required="I32",
+                code="QD655",
             )  # fmt: skip
         size = self.weights.group_size
         if self.weights.strategy == "group" and size and shape.k % size:
@@ -38,6 +39,7 @@ class _ForeignInt(WNA16Int):
                 f"K = {shape.k} is not divisible by the group size {size}",
                 layer=name, field="group_size", observed=f"K {shape.k}, group_size {size}",
                 required="K % group_size == 0", remedy="quantize the model with a group size that divides K",
+                code="QD657",
             )  # fmt: skip
         return shape
 
@@ -96,5 +98,6 @@ class GPTQInt(_ForeignInt):
             raise CheckpointError(
                 f"qweight has {rows} rows of words, which hold no whole number of {bits}-bit values",
                 layer=name, field="qweight", observed=[rows, columns], required=f"[K * {bits} / 32, N]",
+                code="QD656",
             )  # fmt: skip
         return LayerShape(columns, rows * 32 // bits)

@@ -33,6 +33,7 @@ def gated(config: Any) -> Activation:
             "the activation of these experts is not computed by quantdispatch in SGLang", field="activation",
             observed=f"{config.activation}{alpha}{', not combined' if config.no_combine else ''}",
             required=" | ".join(_PLAIN), remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0",
+            code="QD516",
         )  # fmt: skip
     function, name = known
     limits = [v for v in (config.swiglu_limit, config.gemm1_clamp_limit) if v is not None]

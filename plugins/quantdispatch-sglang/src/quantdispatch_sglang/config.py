@@ -312,8 +312,8 @@ def _refuse_transforms(module: Members) -> None:
         if layer.transforms:
             raise ConfigError(
                 "has transforms at run time, which SGLang does not apply", layer=layer.name, field="transform_config",
-                observed=", ".join(layer.transforms),
-                remedy="load the model with transformers, or fold the transforms into the weights",
+                observed=", ".join(layer.transforms), required="none",
+                remedy="load the model with transformers, or fold the transforms into the weights", code="QD516",
             )  # fmt: skip
 
 

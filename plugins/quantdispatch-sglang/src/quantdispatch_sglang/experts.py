@@ -77,7 +77,10 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     def _enter(self, name: str, param: Any, *args: Any, **kwargs: Any) -> None:
         """SGLang's own loader goes first: it knows where experts are. It comes back with :meth:`_load`."""
         if self._entry is None:
-            raise ConfigError("SGLang gave no loader for these experts", layer=self.prefix)
+            raise ConfigError(
+                "SGLang gave no loader for these experts", layer=self.prefix, field="weight_loader", observed="none",
+                required="a function", code="QD516",
+            )  # fmt: skip
         param.quantdispatch_name = name
         self._entry(param, *args, **kwargs)
 
@@ -138,7 +141,8 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         if part is None:
             raise CheckpointError(
                 f"no tensor of expert {local} of this rank was in the weights", layer=self.projections[shard].name,
-                remedy="config.json and the weights are of two models, or a file is missing",
+                field="weights", observed="none", required=", ".join(sorted(self.projections[shard].tensors)),
+                remedy="config.json and the weights are of two models, or a file is missing", code="QD654",
             )  # fmt: skip
         return part.bind()
 
@@ -169,7 +173,8 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         if attributes.get("with_bias"):
             raise ConfigError(
                 "experts with a bias are not computed by quantdispatch in SGLang", layer=self.prefix,
-                remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0",
+                field="with_bias", observed=True, required=False,
+                remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0", code="QD516",
             )  # fmt: skip
 
 

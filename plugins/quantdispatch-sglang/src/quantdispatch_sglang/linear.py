@@ -94,8 +94,9 @@ class QuantDispatchLinearMethod(LinearMethodBase):  # type: ignore[misc]
         part = self.parts.get(index)
         if part is None:
             raise CheckpointError(
-                "no tensor of this layer was in the weights", layer=self.layers[index].name,
-                remedy="config.json and the weights are of two models, or a file is missing",
+                "no tensor of this layer was in the weights", layer=self.layers[index].name, field="weights",
+                observed="none", required=", ".join(sorted(self.layers[index].tensors)),
+                remedy="config.json and the weights are of two models, or a file is missing", code="QD654",
             )  # fmt: skip
         return part.bind()
 

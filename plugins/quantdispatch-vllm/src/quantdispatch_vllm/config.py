@@ -200,7 +200,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             raise ConfigError(
                 "has transforms at run time, which vLLM applies around its own schemes only, and it has none for "
                 f"{module.first.scheme}", layer=prefix, field="transform_config",
-                remedy="load the model with transformers, or fold the transforms into the weights",
+                observed=module.first.scheme, required="a scheme that vLLM has",
+                remedy="load the model with transformers, or fold the transforms into the weights", code="QD516",
             )  # fmt: skip
         return super().get_quant_method(layer, prefix)
 
@@ -245,7 +246,8 @@ def current_device() -> str:
         return f"cuda:sm{capability.to_int()}"
     raise ConfigError(
         f"quantdispatch knows no device like {current_platform.device_name}", field="device",
-        required="cpu, cuda or rocm", remedy=f"{settings.ENABLED}=0 leaves vLLM as it is",
+        observed=current_platform.device_name, required="cpu, cuda or rocm",
+        remedy=f"{settings.ENABLED}=0 leaves vLLM as it is", code="QD516",
     )  # fmt: skip
 
 

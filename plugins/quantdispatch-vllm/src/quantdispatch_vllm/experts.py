@@ -158,7 +158,8 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         if part is None:
             raise CheckpointError(
                 f"no tensor of expert {local} was in the weights", layer=self.projections[shard].name,
-                remedy="config.json and the weights are of two models, or a file is missing",
+                field="weights", observed="none", required=", ".join(sorted(self.projections[shard].tensors)),
+                remedy="config.json and the weights are of two models, or a file is missing", code="QD654",
             )  # fmt: skip
         return part.bind()
 
@@ -201,7 +202,8 @@ def runner(experts: list[list[Bound]], activation: MoEActivation, hidden: int) -
     if activation.value.startswith("swiglu") and activation.is_gated and "uninterleave" not in activation.value:
         raise ConfigError(
             f"experts with activation {activation.value} are stored interleaved, which quantdispatch does not compute",
-            field="hidden_act", observed=activation.value, remedy=f"{settings.ENABLED}=0 leaves the model to vLLM",
+            field="hidden_act", observed=activation.value, required="gate and up projection apart",
+            remedy=f"{settings.ENABLED}=0 leaves the model to vLLM", code="QD516",
         )  # fmt: skip
     return partial(_one_by_one, [(stack(own[:-1]), own[-1]) for own in experts], activation)
 

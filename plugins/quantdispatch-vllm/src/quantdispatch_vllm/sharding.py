@@ -76,8 +76,8 @@ class Shards:
         if not all(isinstance(i, int) and 0 <= i < count for i in found):
             raise CheckpointError(
                 "vLLM loads a part of this module that quantdispatch does not know",
-                layer=name, observed=f"shard {shard!r}", required=f"one of {count} partitions",
-                remedy="leave the layer to vLLM: QUANTDISPATCH_VLLM=0",
+                layer=name, field="shard_id", observed=f"shard {shard!r}", required=f"one of {count} partitions",
+                remedy="leave the layer to vLLM: QUANTDISPATCH_VLLM=0", code="QD660",
             )  # fmt: skip
         return found
 
