@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize sanitized demo test test-all test-plugins test-engines test-engine-vllm test-engine-sglang lint format types pages docs triton-page bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins test-engines test-engine-vllm test-engine-sglang lint duplicates fuzz format types pages docs triton-page bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -33,6 +33,8 @@ help:
 	@echo "make native    compile the CPU kernels again after an edit (make sanitize: run them under sanitizers)"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
+	@echo "make duplicates  what stands twice in the sources; over 1 % is an error"
+	@echo "make fuzz      coverage-guided fuzzing of what reads untrusted files, five minutes a target (SECONDS=)"
 	@echo "make pages     write the generated pages of docs/ again"
 	@echo "make docs      build the site of docs/ and check its links"
 	@echo "make bench     the benchmarks whose figures stand in the README"
@@ -158,6 +160,14 @@ lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+
+# What is compared, and from which length on, stands in .jscpd.json.
+duplicates: $(STAMP)
+	$(BIN)/jscpd --no-tips --no-colors
+
+SECONDS := 300
+fuzz: $(STAMP)
+	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
