@@ -14,16 +14,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .activations_codes import E4M3, E8M0, FLOAT, rounded_to
+from .activations_codes import E4M3, E8M0, rounded_to
 from .activations_product import finish, product
-from .launch import family, index_of, processors
+from .launch import HALVES, family, index_of
+from .tiles import TILES, rounded_rows, step_of
 
 _DTYPES = {"int8": tl.int8, "fp8": tl.float8e4nv, "b8": tl.float8e4b8}
 _HALVES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 #: families whose matrix instructions take e4m3, and gfx942's its own
 _NATIVE = frozenset({"sm89", "sm90", "sm100", "sm120", "interpreter"})
-#: shared memory a program may have, in KB, where it is less than Hopper's 227
-_SHARED = {"sm80": 160, "sm89": 99, "sm120": 99, "gfx942": 64}
 
 
 @dataclass(frozen=True)
@@ -100,56 +99,6 @@ def folds(of: Product, dtype: torch.dtype) -> bool:
     return of.scale == E4M3.value or (of.scale == E8M0.value and dtype == torch.bfloat16)
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Rows, outputs and columns of a program, and parts that K is split into."""
-
-    bm: int
-    bn: int
-    bk: int
-    split: int = 1
-    warps: int = 4
-    stages: int = 3
-
-
-@cache
-def tile_for(of: Product, m: int, n: int, k: int, where: str, programs: int) -> Tile:
-    """A tile that is sane without measuring. ``m``: rows, rounded up to a power of two. ``programs``: that run at
-    once."""
-    bk = of.run if of.packed else columns_of_step(of)
-    # sums of a group beside those of all: twice the registers
-    grouped = bool(of.group or of.x_group) and of.inputs != "half"
-    most = 64 if grouped else 128
-    if where == "sm80" and of.packed and of.inputs == "fp8":
-        most = 16  # both sides are decoded there, in registers
-    bm = max(16, min(most, m))
-    bn = 64 if bm <= 32 or grouped else 128
-    warps = 8 if bm == 128 else 4
-    # a byte of each, or two of inputs that are halves
-    step = bn * bk * (2 if of.inputs == "half" else 1) + bm * bk * (2 if of.inputs == "half" else 1)
-    budget = _SHARED.get(where, 200) * 1024
-    stages = max(1, min(2 if where == "gfx942" else 4, budget // (2 * step)))
-    tiles = -(-m // bm) * -(-n // bn)
-    steps = -(-k // (2 * bk if of.packed else bk))
-    split = 1
-    while split < 16 and tiles * split * 2 <= 2 * programs and steps >= 4 * split:
-        split *= 2
-    return Tile(bm, bn, bk, split, warps, stages)
-
-
-def columns_of_step(of: Product) -> int:
-    """Columns that a step takes of codes a byte each: a power of two that divides the groups."""
-    bk = of.run
-    for group in (of.group if of.scale == FLOAT.value or of.inputs != "half" else 0, of.x_group):
-        while group and group % bk:
-            bk //= 2
-    return bk
-
-
-def rounded_rows(m: int) -> int:
-    return 1 << (max(m, 16) - 1).bit_length()
-
-
 @triton.jit
 def linear(
     x_ptr, w_ptr, s_ptr, z_ptr, sums_ptr, xs_ptr, xz_ptr, global_ptr, bias_ptr, y_ptr, m, n, k, x_stride, w_stride,
@@ -218,16 +167,16 @@ def add_parts(
 def multiply(
     of: Product, x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, sums: Tensor | None,
     x_scale: Tensor | None, x_zero: Tensor | None, global_scale: Tensor | None, bias: Tensor | None, n: int,
-    dtype: torch.dtype, out: torch.dtype, tile: Tile | None = None,
+    dtype: torch.dtype, out: torch.dtype,
 ) -> Tensor:  # fmt: skip
     """x [M, K] (codes, or itself) times the transpose of the packed weight [N, K]: [M, N] in ``out``.
 
-    ``dtype``: of x before it was quantized. ``tile``: instead of the usual one. Nothing here waits for the device.
+    ``dtype``: of x before it was quantized. Nothing here waits for the device.
     """
     m, k = x.shape
     where = family(x)
-    tile = tile or tile_for(of, rounded_rows(m), n, k, where, processors(index_of(x)))
-    step = 2 * tile.bk if of.packed else tile.bk
+    tile = TILES.choice(index_of(x), of, rounded_rows(m), n, k, HALVES[dtype])
+    step = step_of(of, tile)
     columns = -(-k // (step * tile.split)) * step
     split = -(-k // columns)
     constants = of.constants(where, dtype)

@@ -1,9 +1,9 @@
 """Measured configs, kept in a file from one process to the next.
 
 Nothing is measured behind anyone's back: a product only looks (:mod:`.tuning`); ``quantdispatch bench --tune`` and
-``benchmarks/gpu_check.py`` measure. The file's key holds all that a figure depends on: the form of the entries, Triton's
-version, the sources of the kernels, and the device's name and capability; an entry's, the family of kernels, the shape
-and the format.
+``benchmarks/gpu_check.py`` measure. The file's key holds all that a figure depends on: the form of the entries,
+Triton's version, the sources of the kernels, and the device's name and capability; an entry's, the family of kernels,
+the shape and the format.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ class Choices:
         return self._path or folder() / "triton-configs.json"
 
     def get(self, task: str, kind: type[C] = Config) -> C | None:  # type: ignore[assignment]
-        """The config, a dataclass ``kind``; ``None`` where there is none, or one of another form. Anyone may have edited
-        the file: whether the config suits the task is for the caller to see."""
+        """The config, a dataclass ``kind``; ``None`` where there is none, or one of another form. Anyone may have
+        edited the file: whether the config suits the task is for the caller to see."""
         with self._lock:
             found = self._load().get(task)
         names = {field.name for field in fields(kind)}  # type: ignore[arg-type]
@@ -167,9 +167,7 @@ def choices(device: str) -> Choices:
     return Choices(device)
 
 
-def tune(
-    table: Choices, task: str, configs: Iterable[C], measure: Callable[[C], float]
-) -> tuple[C, dict[C, float]]:
+def tune(table: Choices, task: str, configs: Iterable[C], measure: Callable[[C], float]) -> tuple[C, dict[C, float]]:
     """Measure each config (seconds; infinite where it does not run), keep the best, return it with all figures.
 
     Raises ``RuntimeError`` when none runs.

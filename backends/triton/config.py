@@ -70,7 +70,11 @@ def candidates(m: int, n: int, tiles: int, family: str, processors: int) -> list
     """What autotuning measures, the default first."""
     first = default(m, n, tiles, family, processors)
     shapes: list[tuple[int, int, int, int]] = []
-    if m <= 16:
+    if family == "gfx942":
+        # 64 KB of shared memory; its instructions have 16 tokens or more
+        short = 16 if m <= 16 else 32
+        shapes = [(16, 32, 2, 2), (16, 64, 4, 1), (16, 64, 4, 2), (short, 64, 4, 1), (short, 128, 8, 1), (32, 64, 4, 2)]
+    elif m <= 16:
         short = 8 if m <= 8 else 16
         shapes = [(short, 16, 1, 5), (short, 32, 2, 3), (short, 32, 2, 4), (short, 64, 4, 3), (short, 64, 4, 4)]
     elif m <= 64:

@@ -6,7 +6,7 @@ Nothing waits for the device: as many blocks are launched as there may be, and t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,13 +17,13 @@ from torch import Tensor
 from ...registry.args import QuantArgs
 from .activations import fake_quantized, quantize
 from .activations_layer import QuantizedLinear
-from .activations_linear import Product, Tile, rounded_rows, tile_for
 from .activations_weights import with_scale
+from .config import bucket
 from .experts_kernel import grouped
-from .launch import device_of, family
+from .experts_tiles import EXPERT_TILES, ROWS, Work
+from .launch import HALVES, device_of, family, index_of
+from .tiles import rounded_rows, step_of
 
-#: tokens of a block; codes of fp4 take more registers to decode
-MOST_TOKENS, MOST_OF_FP4 = 32, 16
 Bound = tuple[QuantizedLinear, dict[str, Tensor]]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,
@@ -79,12 +79,6 @@ def sort(index: Tensor, experts: int, rows: int) -> Sorted:
     return Sorted(pairs[: most * rows], blocks, rows)
 
 
-def expert_tile(of: Product, rows: int, n: int, k: int, where: str) -> Tile:
-    """Smaller than a layer's of its own: every row has an address of its own, which takes registers."""
-    most = MOST_OF_FP4 if of.weight == "fp4" else MOST_TOKENS
-    return replace(tile_for(of, min(rows, most), n, k, where, 1), bn=64, split=1, warps=4)
-
-
 class Projection:
     """The same projection of all experts."""
 
@@ -102,15 +96,13 @@ class Projection:
             "BIASES": _TYPES[state["bias"].dtype] if "bias" in state else tl.float32,
         }
 
-    def tile(self, rows: int, where: str) -> Tile:
-        """For blocks of so many tokens, or of fewer."""
-        return expert_tile(self.of, rows, self.n, self.k, where)
-
-    def __call__(self, x: Tensor, places: Sorted, repeat: int, out: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, places: Sorted, repeat: int, out: Tensor, work: Work) -> Tensor:
         """x [rows, K] to ``out`` [pairs, N]; pairs of no expert keep what is there."""
         where = family(x)
-        tile = self.tile(places.rows, where)
-        step = 2 * tile.bk if self.of.packed else tile.bk
+        tile = EXPERT_TILES.choice(
+            index_of(x), self.of, places.rows, self.n, self.k, work.experts, work.pairs, HALVES[self.dtype]
+        )
+        step = step_of(self.of, tile)
         seen, scale = x, None
         if self.args is not None and self.small:
             seen = fake_quantized(x, self.args)
@@ -137,6 +129,7 @@ class Experts:
         self.last = Projection(last)
         self.activation = _ACTIVATIONS[activation]
         self.experts = len(last)
+        self.sizes = tuple((one.of, one.n, one.k) for one in (*self.first, self.last))
 
     def __call__(self, x: Tensor, index: Tensor, weights: Tensor) -> Tensor:
         tokens, chosen = index.shape
@@ -145,17 +138,17 @@ class Experts:
             return torch.zeros_like(x)
         with device_of(x):
             rows = x.contiguous()
-            each, where = rounded_rows(pairs // self.experts), family(x)
-            places = sort(index, self.experts, min(one.tile(each, where).bm for one in (*self.first, self.last)))
+            work = Work(self.sizes, self.experts, rounded_rows(pairs // self.experts), bucket(pairs))
+            places = sort(index, self.experts, ROWS.choice(index_of(x), work, HALVES[x.dtype]).rows)
             parts = [
-                one(rows, places, chosen, torch.zeros((pairs, one.n), dtype=torch.float32, device=x.device))
+                one(rows, places, chosen, torch.zeros((pairs, one.n), dtype=torch.float32, device=x.device), work)
                 for one in self.first
             ]
             hidden = self.activation(parts[0])
             if len(parts) == 2:
                 hidden = hidden * parts[1]
             out = torch.zeros((pairs, self.last.n), dtype=torch.float32, device=x.device)
-            self.last(hidden.to(x.dtype), places, 1, out)
+            self.last(hidden.to(x.dtype), places, 1, out, work)
             weighted = out.view(tokens, chosen, -1) * weights.float().unsqueeze(-1)
         return weighted.sum(1).to(x.dtype)
 

@@ -10,12 +10,13 @@ import triton.language as tl
 
 from .activations_codes import E4M3, E8M0
 from .activations_kernels import quantize_groups, quantize_tensor, quantize_tokens
-from .activations_linear import Product, add_parts, linear, tile_for
+from .activations_linear import Product, add_parts, linear
 from .activations_small import fake_quantize, quantize_small
 from .aot import Case
 from .compat import TARGETS
-from .experts import MOST_TOKENS, expert_tile
 from .experts_kernel import grouped
+from .experts_tiles import MOST_TOKENS, expert_tile
+from .tiles import tile_for
 
 _N, _K = 8192, 4096
 _SIZES = (16, 256)

@@ -20,21 +20,14 @@ from ...registry.facts import KernelSpec
 from ...registry.operands import Operands
 from .activations import quantize_small
 from .compat import INTERPRETED
-from .launch import family
+from .launch import HALVES, index_of
 from .linear import TritonLinear
 from .ops import define
+from .scaled_blocks import chosen
 from .scaled_kernel import scaled_product
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _E8M0, _E4M3 = 1, 2
-
-
-def blocks(m: int, device: str) -> tuple[int, int, int]:
-    """Tokens, outputs and columns of a program. sm100's instruction has 128 tokens or none."""
-    if device == "sm100":
-        return 128, 128, 128
-    # with 128 tokens sm120 spills
-    return (64, 128, 128) if m > 32 and device != "interpreter" else (32, 64, 128)
 
 
 class BlockScaledLinear(TritonLinear):
@@ -87,12 +80,12 @@ def _multiply(
     codes, x_scale = quantize_small(x, _NVFP4 if group == 16 else _MX[x_bits], x_divisor)
     out = torch.float32 if INTERPRETED else x.dtype
     y = torch.empty((m, n), dtype=out, device=x.device)
-    block_m, block_n, block_k = blocks(m, family(x))
-    scaled_product[(triton.cdiv(m, block_m) * triton.cdiv(n, block_n),)](
+    one = chosen(index_of(x), m, n, k, x_bits, w_bits, group, HALVES[x.dtype])
+    scaled_product[(triton.cdiv(m, one.m) * triton.cdiv(n, one.n),)](
         codes, x_scale, packed, scale, bias, x_divisor, divisor, y, m, n, k,
         X_FP4=x_bits == 4, W_FP4=w_bits == 4, GROUP=group, KIND=kind, BIAS=bias is not None,
         DIVISOR=divisor is not None, NATIVE=not INTERPRETED, OUT=_DTYPES[out],
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=4, num_stages=2,
+        BLOCK_M=one.m, BLOCK_N=one.n, BLOCK_K=one.k, num_warps=one.warps, num_stages=one.stages,
     )  # fmt: skip
     return y.to(x.dtype)
 

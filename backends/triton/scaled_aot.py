@@ -8,7 +8,7 @@ from typing import Any
 import triton.language as tl
 
 from .aot import Case
-from .scaled import blocks
+from .scaled_blocks import blocks
 from .scaled_kernel import scaled_product
 
 _SIGNATURE = {
@@ -31,12 +31,12 @@ def aot_cases() -> Iterator[Case]:
             if family == "sm120" and x_fp4 != w_fp4:
                 continue
             for m in (16, 256) if family == "sm120" else (256,):
-                block_m, block_n, block_k = blocks(m, family)
+                one = blocks(m, family)
                 constants: dict[str, Any] = dict(
                     X_FP4=x_fp4, W_FP4=w_fp4, GROUP=group, KIND=kind, BIAS=True, DIVISOR=kind == 2, NATIVE=True,
-                    OUT=tl.bfloat16, BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k,
+                    OUT=tl.bfloat16, BLOCK_M=one.m, BLOCK_N=one.n, BLOCK_K=one.k,
                 )  # fmt: skip
                 yield Case(
-                    f"block_scaled {name}, M={m}: {block_m} x {block_n}, 4 warps", family, scaled_product, _SIGNATURE,
-                    constants, _DIVISIBLE, 4, 2, expects, common=name == "nvfp4 x nvfp4",
+                    f"block_scaled {name}, M={m}: {one.m} x {one.n}, {one.warps} warps", family, scaled_product,
+                    _SIGNATURE, constants, _DIVISIBLE, one.warps, one.stages, expects, common=name == "nvfp4 x nvfp4",
                 )  # fmt: skip

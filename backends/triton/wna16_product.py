@@ -2,54 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from . import autotune, config
+from . import config, tuning
 from .compat import INTERPRETED
 from .config import Config
-from .launch import device_name, device_of, family_of, index_of, processors
+from .launch import HALVES, Device, device_of, index_of
 from .ops import define
+from .tuning import Family
 from .wna16_kernel import product, sum_splits, weight
 from .wna16_layout import Layout
 
 _DTYPES = {torch.float16: tl.float16, torch.bfloat16: tl.bfloat16, torch.float32: tl.float32}
 _SUM_BLOCK = 1024
 _WEIGHT_ROWS = 16
-_forced: list[Config] = []
 
 
-@contextmanager
-def forced(choice: Config) -> Iterator[None]:
+def _task(m: int, layout: Layout, half: str, zero: bool) -> str:
+    parts = [f"m{m}", f"n{layout.n}", f"k{layout.inner}", f"form{layout.form}", f"bits{layout.bits}"]
+    return " ".join([*parts, f"group{layout.group}", f"run{layout.run}", half, "zero" if zero else "sym"])
+
+
+def _default(device: Device, m: int, layout: Layout, half: str, zero: bool) -> Config:
+    return config.default(m, layout.n, layout.tiles, device.family, device.processors)
+
+
+def _candidates(device: Device, m: int, layout: Layout, half: str, zero: bool) -> list[Config]:
+    found = config.candidates(m, layout.n, layout.tiles, device.family, device.processors)
+    return [one for one in found if one is found[0] or fits(one, layout, device.family)]
+
+
+def fits(one: Config, layout: Layout, family: str) -> bool:
+    """Are the words of a tile and its columns of x there for all stages, and for the instruction?"""
+    if one.dense or family == "interpreter":
+        return True
+    inputs = layout.slots * layout.run * one.block_m * 2
+    loaded = layout.run * one.block_n * 4 + inputs
+    # what Hopper multiplies lies in shared memory, in a layout of its own
+    turned = inputs if family == "sm90" and one.block_n >= 64 else 0
+    return max(1, one.stages - 1) * loaded + turned <= config.SHARED[family]
+
+
+#: by rows (rounded up to a power of two), the layout, the dtype of x, and whether there are zero points
+CONFIGS = Family("wna16", Config, _task, _default, _candidates)
+
+
+def forced(choice: Config) -> AbstractContextManager[None]:
     """Use this config whatever was measured: to measure it, or to test it."""
-    _forced.append(choice)
-    try:
-        yield
-    finally:
-        _forced.pop()
-
-
-def task(m: int, layout: Layout, half: str, zero: bool) -> str:
-    """What a measured config is good for."""
-    parts = [f"m{config.bucket(m)}", f"n{layout.n}", f"k{layout.inner}", f"form{layout.form}", f"bits{layout.bits}"]
-    return " ".join(["wna16", *parts, f"group{layout.group}", f"run{layout.run}", half, "zero" if zero else "sym"])
-
-
-@lru_cache(maxsize=4096)
-def _chosen(m: int, layout: Layout, half: str, zero: bool, index: int) -> Config:
-    found = autotune.chosen(device_name(index), task(m, layout, half, zero))
-    return found or config.default(m, layout.n, layout.tiles, family_of(index), processors(index))
-
-
-def forget() -> None:
-    """After tuning: look again."""
-    _chosen.cache_clear()
+    return tuning.forced(CONFIGS, choice)
 
 
 def multiply(
@@ -58,11 +64,8 @@ def multiply(
 ) -> Tensor:  # fmt: skip
     """x [M, K] by the layer to [M, N], ``addend`` [N] added: in x's dtype, or fp32 with ``wide``."""
     layout = Layout(*numbers)
-    index = index_of(x)
-    half = "bf16" if x.dtype == torch.bfloat16 else "fp16"
-    m = x.shape[0]
     # what was measured for a power of two serves all up to it
-    choice = _forced[-1] if _forced else _chosen(config.bucket(m), layout, half, zero is not None, index)
+    choice = CONFIGS.choice(index_of(x), config.bucket(x.shape[0]), layout, HALVES[x.dtype], zero is not None)
     if choice.dense:
         dense = dequantize(x, packed, scale, zero, columns, divisor, numbers, scale_kind)
         # an fp32 product of 16-bit operands is what the addend is added to; torch offers it in x's dtype only
