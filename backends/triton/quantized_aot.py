@@ -16,14 +16,14 @@ from .aot import Case
 from .compat import TARGETS
 from .experts_kernel import grouped
 from .experts_tiles import MOST_TOKENS, expert_tile
-from .tiles import tile_for
+from .tiles import Tile, tile_for
 
 _N, _K = 8192, 4096
 _SIZES = (16, 256)
 _DIVISIBLE = frozenset({"x_ptr", "w_ptr", "s_ptr", "z_ptr", "sums_ptr", "bias_ptr", "y_ptr", "codes_ptr", "parts_ptr",
                         "n", "k", "x_stride", "w_stride", "s_rows", "columns"})  # fmt: skip
 #: name, what is multiplied, are the inputs asymmetric; w8a8 is what every run of CI compiles
-_FORMS: tuple[tuple[str, Product, bool], ...] = (
+FORMS: tuple[tuple[str, Product, bool], ...] = (
     ("int8 x int8", Product("int8", "int8"), False),
     ("int8 x int8 asymmetric, both", Product("int8", "int8", zero=True, wide=True), True),
     ("int4 g128 x int8", Product("int4", "int8", group=128), False),
@@ -63,8 +63,9 @@ def _expected(family: str) -> str:
     return "mfma" if family == "gfx942" else _WIDE.get(family, "mma")
 
 
-def _product(name: str, of: Product, asymmetric: bool, family: str, m: int) -> Case:
-    tile = tile_for(of, m, _N, _K, family, 132)
+def product_case(name: str, of: Product, asymmetric: bool, family: str, m: int, tile: Tile | None = None) -> Case:
+    """``tile``: in place of the default."""
+    tile = tile or tile_for(of, m, _N, _K, family, 132)
     step = 2 * tile.bk if of.packed else tile.bk
     signature = _signature(of) | ({"y_ptr": "*i32" if of.integer else "*fp32"} if tile.split > 1 else {})
     constants: dict[str, Any] = {
@@ -80,10 +81,10 @@ def _product(name: str, of: Product, asymmetric: bool, family: str, m: int) -> C
 
 def aot_cases() -> Iterator[Case]:
     for family in TARGETS:
-        for name, of, asymmetric in _FORMS:
+        for name, of, asymmetric in FORMS:
             for m in _SIZES:
-                yield _product(name, of, asymmetric, family, m)
-        of = _FORMS[0][1]
+                yield product_case(name, of, asymmetric, family, m)
+        of = FORMS[0][1]
         constants = {key: value for key, value in of.constants(family, torch.bfloat16).items()
                      if key in ("GROUP", "ROWS", "XGROUP", "SCALE", "FACTOR")}  # fmt: skip
         constants |= {"SPLIT": 4, "BM": 8, "BN": 128, **_absent(of, False)}
@@ -94,7 +95,7 @@ def aot_cases() -> Iterator[Case]:
 
 
 #: as experts: name, what is multiplied, the weight's bytes and the scales
-_EXPERTS: tuple[tuple[str, Product], ...] = (
+EXPERTS: tuple[tuple[str, Product], ...] = (
     ("int4 g128", Product("int4", "half", group=128)),
     ("int4 g32 asymmetric", Product("int4", "half", group=32, zero=True, run=32)),
     ("int8 x int8", Product("int8", "int8")),
@@ -104,24 +105,27 @@ _EXPERTS: tuple[tuple[str, Product], ...] = (
 
 
 def _experts(family: str) -> Iterator[Case]:
-    for name, of in _EXPERTS:
+    for name, of in EXPERTS:
         for m in (16, MOST_TOKENS) if of.weight != "fp4" else (16,):
-            tile = expert_tile(of, m, _N, _K, family)
-            plain = _signature(of)
-            signature = {**plain, "table_ptr": "*i64", "blocks_ptr": "*i32", "pairs_ptr": "*i32", "y_ptr": "*fp32",
-                         "repeat": "i32"}  # fmt: skip
-            types = {"*u8": tl.uint8, "*i8": tl.int8, "*bf16": tl.bfloat16}
-            constants: dict[str, Any] = {
-                **of.constants(family, torch.bfloat16), **({"xs_ptr": None} if of.inputs == "half" else {}),
-                "FIELDS": 5, "WEIGHTS": types[plain["w_ptr"]], "SCALES": types[plain["s_ptr"]], "BIASES": tl.bfloat16,
-                "BIAS": False, "GLOBAL": of.scale == E4M3.value, "EVEN": True, "BM": tile.bm, "BN": tile.bn,
-                "BK": tile.bk,
-            }  # fmt: skip
-            yield Case(
-                f"experts {name}, {tile.bm} tokens a block: {tile.bm} x {tile.bn}, {tile.warps} warps", family, grouped,
-                signature, constants, _DIVISIBLE, tile.warps, tile.stages, _expected(family),
-                common=name == "int4 g32 asymmetric" and m == 16 and family in ("sm80", "sm90", "gfx942"),
-            )  # fmt: skip
+            yield experts_case(name, of, family, expert_tile(of, m, _N, _K, family))
+
+
+def experts_case(name: str, of: Product, family: str, tile: Tile) -> Case:
+    plain = _signature(of)
+    signature = {**plain, "table_ptr": "*i64", "blocks_ptr": "*i32", "pairs_ptr": "*i32", "y_ptr": "*fp32",
+                 "repeat": "i32"}  # fmt: skip
+    types = {"*u8": tl.uint8, "*i8": tl.int8, "*bf16": tl.bfloat16}
+    constants: dict[str, Any] = {
+        **of.constants(family, torch.bfloat16), **({"xs_ptr": None} if of.inputs == "half" else {}),
+        "FIELDS": 5, "WEIGHTS": types[plain["w_ptr"]], "SCALES": types[plain["s_ptr"]], "BIASES": tl.bfloat16,
+        "BIAS": False, "GLOBAL": of.scale == E4M3.value, "EVEN": True, "BM": tile.bm, "BN": tile.bn,
+        "BK": tile.bk,
+    }  # fmt: skip
+    return Case(
+        f"experts {name}, {tile.bm} tokens a block: {tile.bm} x {tile.bn}, {tile.warps} warps", family, grouped,
+        signature, constants, _DIVISIBLE, tile.warps, tile.stages, _expected(family),
+        common=name == "int4 g32 asymmetric" and tile.bm == 16 and family in ("sm80", "sm90", "gfx942"),
+    )  # fmt: skip
 
 
 def _quantizations(family: str) -> Iterator[Case]:

@@ -17,8 +17,9 @@ _INTS = ("m", "n", "k", "stride_x", "row_words", "tiles", "groups", "inner")
 _DIVISIBLE = frozenset({"x", "packed", "scale", "zero", "columns", "addend", "divisor", "y", "n", "k", "inner",
                         "stride_x", "row_words"})  # fmt: skip
 _HALF = {"bf16": tl.bfloat16, "fp16": tl.float16}
+Form = tuple[str, int, int, int, int, int, bool, bool]
 #: forms: name, FORM, BITS, RUN, GROUP_RUNS, SCALE, ZERO, columns through an index
-_FORMS: tuple[tuple[str, int, int, int, int, int, bool, bool], ...] = (
+FORMS: tuple[Form, ...] = (
     ("int4 g128", 0, 4, 64, 2, 0, False, False),
     ("int4 g32 asymmetric", 0, 4, 32, 1, 0, True, False),
     ("int4 g128 asymmetric, g_idx", 0, 4, 64, 2, 0, True, True),
@@ -48,9 +49,10 @@ def _signature(half: str, scale: int, wide: bool) -> dict[str, str]:
     return pointers | dict.fromkeys(_INTS, "i32")
 
 
-def _product(family: str, half: str, m: int, form: tuple[str, int, int, int, int, int, bool, bool]) -> Case:
+def product_case(family: str, half: str, m: int, form: Form, config: Config | None = None) -> Case:
+    """``config``: in place of the default."""
     name, code, bits, run, group_runs, scale, zero, columns = form
-    config: Config = default(m, 8192, 28672 // (run * 32 // bits), family, 132)
+    config = config or default(m, 8192, 28672 // (run * 32 // bits), family, 132)
     constants: dict[str, Any] = dict(
         FORM=code, BITS=bits, RUN=run, GROUP_RUNS=group_runs, SCALE=scale, ZERO=zero, COLUMNS=columns, WHOLE=True,
         BIAS=True, DIVISOR=scale == 2, DTYPE=_HALF[half], FAST=family.startswith("sm"), EXACT=False,
@@ -59,7 +61,7 @@ def _product(family: str, half: str, m: int, form: tuple[str, int, int, int, int
     )  # fmt: skip
     absent = ([] if zero else ["zero"]) + ([] if columns else ["columns"]) + ([] if scale == 2 else ["divisor"])
     constants |= dict.fromkeys(absent)
-    instruction = "mfma" if family == "gfx942" else dict(_SIZES)[m].get(family, "mma")
+    instruction = "mfma" if family == "gfx942" else dict(_SIZES).get(m, {}).get(family, "mma")
     return Case(
         f"wna16 {name}, {half}, M={m}: {config.block_m} x {config.block_n}, {config.warps} warps",
         family, product, _signature(half, scale, config.splits > 1), constants, _DIVISIBLE, config.warps,
@@ -71,11 +73,11 @@ def aot_cases() -> Iterator[Case]:
     """For sm90 every form in three sizes, for the others the most different ones; the sum, and the weight alone."""
     for family in TARGETS:
         for m, _ in _SIZES:
-            for form in _FORMS:
+            for form in FORMS:
                 if family == "sm90" or (form[0], m) in _FEW:
-                    yield _product(family, "bf16", m, form)
+                    yield product_case(family, "bf16", m, form)
             if family == "sm90":
-                yield _product(family, "fp16", m, _FORMS[0])
+                yield product_case(family, "fp16", m, FORMS[0])
         common = family in ("sm80", "gfx942")
         signature = _signature("bf16", 0, False)
         constants: dict[str, Any] = dict(BIAS=True, DIVISOR=False, DTYPE=tl.bfloat16, BLOCK=1024)
