@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define QD_ABI_VERSION 1
+#define QD_ABI_VERSION 2
 
 // Dtypes of activations and scales.
 enum qd_dtype { QD_BF16 = 0, QD_FP16 = 1, QD_FP32 = 2, QD_E8M0 = 3, QD_E4M3 = 4 };
@@ -17,7 +17,8 @@ enum qd_dtype { QD_BF16 = 0, QD_FP16 = 1, QD_FP32 = 2, QD_E8M0 = 3, QD_E4M3 = 4 
 #define QD_WIDE 8
 // What a slot holds: an integer plus 2^(slot_bits-1), an e2m1 nibble, an e4m3 byte.
 enum qd_format { QD_INT = 0, QD_FP4 = 1, QD_FP8 = 2 };
-enum qd_isa { QD_PORTABLE = 0, QD_AVX2 = 1, QD_AVX512 = 2 };
+// The last two have the same instructions, and multiply bf16 pairs or bytes: which is faster, a processor's maker decided.
+enum qd_isa { QD_PORTABLE = 0, QD_AVX2 = 1, QD_AVX512 = 2, QD_AVX512_VNNI = 3 };
 // Of experts.
 enum qd_activation { QD_SILU = 0, QD_GELU = 1, QD_GELU_TANH = 2 };
 

@@ -16,6 +16,7 @@
 #if defined(__GNUC__) && !defined(__clang__)
 // Of GCC 12's own headers, which leave unused operands undefined.
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
 #ifdef QD_EMULATE
 #include "avx512_simde.h"
@@ -55,6 +56,16 @@ namespace {
 QD_INLINE __m512 floats(__m512i bits) { return _mm512_castsi512_ps(bits); }
 QD_INLINE __m512i bits(__m512 values) { return _mm512_castps_si512(values); }
 
+// Sums of a loop, before what is done with them. Else GCC does the first of that in the loop, each time round, since it
+// knows the result for sums that are still 0.
+QD_INLINE void as_it_is(__m512i& sum) {
+#ifndef QD_EMULATE
+  __asm__ volatile("" : "+v"(sum));
+#else
+  (void)sum;
+#endif
+}
+
 // 16 bf16 as fp32.
 QD_INLINE __m512 widen_bf16(__m256i values) { return floats(_mm512_slli_epi32(_mm512_cvtepu16_epi32(values), 16)); }
 
@@ -62,10 +73,21 @@ QD_INLINE __m512 widen_bf16(__m256i values) { return floats(_mm512_slli_epi32(_m
 // page.
 QD_INLINE __m512i load_ahead(const uint32_t* at) {
 #ifndef QD_EMULATE
-  constexpr int64_t kAhead = 1024;
-  _mm_prefetch((const char*)(at + kAhead), _MM_HINT_T0);
+  constexpr int64_t kAhead = 2048;
+  _mm_prefetch((const char*)(at + kAhead), _MM_HINT_T1);
 #endif
   return _mm512_loadu_si512(at);
+}
+
+// Asks for what a tile's group `g` has beside codes, in time for the groups before it to be multiplied.
+QD_INLINE void fetch_factors(const Tile& tile, int64_t g) {
+#ifndef QD_EMULATE
+  for (int64_t at = 0; at < tile.scale_step; at += 64)
+    _mm_prefetch((const char*)(tile.scale + g * tile.scale_step + at), _MM_HINT_T0);
+  if (tile.zero) _mm_prefetch((const char*)(tile.zero + g * tile.zero_step), _MM_HINT_T0);
+#else
+  (void)tile, (void)g;
+#endif
 }
 
 // acc + even product + odd product of pairs of bf16, in fp32.

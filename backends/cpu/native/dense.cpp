@@ -9,6 +9,7 @@ namespace {
 const Isa* in_use() {
 #if defined(__x86_64__) || defined(__i386__)
   switch (qd_isa()) {
+    case QD_AVX512_VNNI:
     case QD_AVX512: return &avx512();
     case QD_AVX2: return &avx2();
   }

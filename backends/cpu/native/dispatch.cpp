@@ -34,7 +34,7 @@ int32_t find_best() {
   const bool wide = (state & 0xe6) == 0xe6 && has(b, kF) && has(b, kDq) && has(b, kBw) && has(b, kVl) &&
                     has(c, kVbmi) && has(c, kVnni);
   uint32_t a1 = 0, b1, c1, d1;
-  if (wide && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && has(a1, kBf16)) return QD_AVX512;
+  if (wide && __get_cpuid_count(7, 1, &a1, &b1, &c1, &d1) && has(a1, kBf16)) return QD_AVX512_VNNI;
   return QD_AVX2;
 }
 #else
@@ -46,12 +46,23 @@ int32_t best() {
   return found;
 }
 
+// Intel's processors multiply bf16 at a quarter of the rate of bytes, so that three bytes are faster than one bf16.
+int32_t usual() {
+#ifdef QD_X86
+  uint32_t a, b, c, d;
+  const bool intel = __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+                     d == signature_INTEL_edx;
+  if (best() == QD_AVX512_VNNI && !intel) return QD_AVX512;
+#endif
+  return best();
+}
+
 int32_t named(const char* name) {
-  if (name == nullptr || *name == 0) return best();
-  const char* const names[] = {"portable", "avx2", "avx512"};
-  for (int32_t isa = QD_PORTABLE; isa <= QD_AVX512; ++isa)
+  if (name == nullptr || *name == 0) return usual();
+  const char* const names[] = {"portable", "avx2", "avx512", "avx512_vnni"};
+  for (int32_t isa = QD_PORTABLE; isa <= QD_AVX512_VNNI; ++isa)
     if (std::strcmp(name, names[isa]) == 0 && isa <= best()) return isa;
-  return best();  // the caller compares, and says what is wrong
+  return usual();  // the caller compares, and says what is wrong
 }
 
 std::atomic<int32_t>& in_use() {

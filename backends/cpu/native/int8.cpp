@@ -28,7 +28,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 const Isa& in_use() {
 #if defined(__x86_64__)
   const int32_t isa = qd_isa();
-  if (isa == QD_AVX512) return avx512();
+  if (isa >= QD_AVX512) return avx512();
   if (isa == QD_AVX2) return avx2();
 #endif
   return portable();

@@ -7,7 +7,7 @@
 // wait in memory. Sums are integers, so both give the same result.
 #include "int8.h"
 
-#include "avx512_base.h"
+#include "avx512_bytes.h"
 
 #if defined(__x86_64__)
 namespace qd {
@@ -17,25 +17,6 @@ namespace {
 constexpr int64_t kBlockRows = 6;
 constexpr int64_t kFewRows = 4;
 constexpr int64_t kStretch = 96;  // dwords of bytes an output, that is 24 KB a tile
-
-// Codes as bytes, in kSteps steps of a dword.
-template <int kBits>
-struct Bytes {
-  static constexpr int kSlots = 16 / kBits, kSteps = (kSlots + 1) / 2, kMask = (1 << kBits) - 1;
-
-  static QD_INLINE __m512i step(__m512i dwords, int i) {
-    const __m512i t = _mm512_srli_epi16(dwords, static_cast<unsigned>(kBits * i));
-    if (kSlots % 2 == 0) return _mm512_and_si512(t, _mm512_set1_epi8(kMask));
-    const __m512i high = _mm512_srli_epi16(t, static_cast<unsigned>(kSlots % 2 ? kBits * kSteps - 8 : 0));
-    return _mm512_or_si512(_mm512_and_si512(t, _mm512_set1_epi16(kMask)),
-                           _mm512_and_si512(high, _mm512_set1_epi16(static_cast<int16_t>(kMask << 8))));
-  }
-};
-template <>
-struct Bytes<8> {
-  static constexpr int kSteps = 1;
-  static QD_INLINE __m512i step(__m512i dwords, int) { return dwords; }
-};
 
 // Of the outputs of a tile's group.
 struct Factors {
@@ -89,7 +70,7 @@ void multiply(const uint32_t* code, int64_t width, int64_t count, Block& block, 
     for (int i = 0; i < Codes::kSteps; ++i) {
       __m512i bytes[kN];
       QD_UNROLL(4)
-      for (int v = 0; v < kN; ++v) bytes[v] = Codes::step(dwords[v], i);
+      for (int v = 0; v < kN; ++v) bytes[v] = Codes().step(dwords[v], i);
       QD_UNROLL(6)
       for (int m = 0; m < kR; ++m) {
         int32_t four;
@@ -186,7 +167,7 @@ void decode(const uint32_t* code, int64_t width, int64_t count, uint32_t* bytes)
     for (int64_t o = 0; o < width; o += 16) {
       const __m512i dwords = _mm512_loadu_si512(code + o);
       QD_UNROLL(4)
-      for (int i = 0; i < kSteps; ++i) _mm512_store_si512(bytes + i * width + o, Bytes<kBits>::step(dwords, i));
+      for (int i = 0; i < kSteps; ++i) _mm512_store_si512(bytes + i * width + o, Bytes<kBits>().step(dwords, i));
     }
 }
 

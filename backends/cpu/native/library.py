@@ -14,9 +14,9 @@ from typing import Any
 from ....registry.environment import native_library
 from ....registry.errors import ConfigError, NoKernelFound
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 #: by number, from the slowest: qd_isa of abi.h
-ISAS = ("portable", "avx2", "avx512")
+ISAS = ("portable", "avx2", "avx512", "avx512_vnni")
 REMEDY = "install a C++17 compiler (g++ or clang++) and reinstall quantdispatch from source"
 
 
@@ -122,7 +122,8 @@ def _open() -> ctypes.CDLL:
 
 
 def isa() -> str:
-    """The instruction set in use: ``"avx512"`` (with bf16 and vnni), ``"avx2"`` or ``"portable"``."""
+    """The instruction set in use: ``"avx512_vnni"`` or ``"avx512"`` (products of bytes, or of bf16), ``"avx2"`` or
+    ``"portable"``."""
     return ISAS[_open().qd_isa()]
 
 

@@ -97,6 +97,7 @@ void* thread_memory(Use use, size_t bytes) {
 const Isa& isa_in_use() {
 #if defined(__x86_64__) || defined(__i386__)
   const int32_t isa = qd_isa();
+  if (isa == QD_AVX512_VNNI) return avx512_vnni();
   if (isa == QD_AVX512) return avx512();
   if (isa == QD_AVX2) return avx2();
 #endif
