@@ -209,12 +209,10 @@ void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t
   with_format(shape, Tiling{weight, shape, work, begin, end, t, out, ld, scratch, next});
 }
 
-int64_t wide_tokens(int32_t) { return INT64_MAX; }
-
 }  // namespace
 
 const Isa& avx2() {
-  static const Isa isa{kPanel, plan, prepare, tile, store, wide_tokens};
+  static const Isa isa{kPanel, INT64_MAX, plan, prepare, tile, store};
   return isa;
 }
 

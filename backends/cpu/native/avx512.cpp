@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kFoldRows = 12;
 enum Mode { kUnfolded, kFolding };
 // fp32 rows are multiplied in three parts. Where the weights' way from memory is the longer one that is for nothing.
-int64_t wide_tokens(int32_t) { return 16; }
+constexpr int64_t kWideTokens = 16;
 
 Work plan(const Shape& shape, int64_t m, int32_t dtype) {
   Work work{};
@@ -41,13 +41,6 @@ void run(const Operand& op, int64_t m, Fold fold, const Work& work, void* scratc
     case 4: return few_rows_of_tile<4>(codes, op);
     default: return many_rows<kPlain>(codes, op, m, work.step, size, *(Stretch*)scratch);
   }
-}
-
-void multiply_units(float unit, int64_t m, int64_t width, float* out, int64_t ld) {
-  const __m512 by = _mm512_set1_ps(unit);
-  for (int64_t i = 0; i < m; ++i)
-    for (int64_t o = 0; o < width; o += 16)
-      _mm512_store_ps(out + i * ld + o, _mm512_mul_ps(_mm512_load_ps(out + i * ld + o), by));
 }
 
 void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end, int64_t index,
@@ -78,7 +71,7 @@ void tile(const qd_weight& weight, const Shape& shape, const Work& work, int64_t
 const Isa& avx512() {
   // A multiple of the rows of a block; so many that decoding the weights is a small part of the work, and so few that
   // the prepared rows stay in a cache.
-  static const Isa isa = {384, plan, prepare, tile, store, wide_tokens};
+  static const Isa isa = {384, kWideTokens, plan, prepare, tile, store};
   return isa;
 }
 

@@ -164,6 +164,13 @@ QD_INLINE __m256i narrow_bf16(__m512 values) {
   return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
 }
 
+inline void multiply_units(float unit, int64_t m, int64_t width, float* out, int64_t ld) {
+  const __m512 by = _mm512_set1_ps(unit);
+  for (int64_t i = 0; i < m; ++i)
+    for (int64_t o = 0; o < width; o += 16)
+      _mm512_store_ps(out + i * ld + o, _mm512_mul_ps(_mm512_load_ps(out + i * ld + o), by));
+}
+
 inline void store(const float* out, const float* bias, int64_t count, void* y, int32_t dtype) {
   for (int64_t o = 0; o < count; o += 16) {
     const __mmask16 mask = lanes(count - o);

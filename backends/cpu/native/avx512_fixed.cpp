@@ -9,12 +9,15 @@
 #if defined(__x86_64__) || defined(__i386__)
 #include "avx512_bytes.h"
 #include "avx512_fixed_prepare.h"
-#include "avx512_rows.h"
+#include "avx512_floats.h"
 
 namespace qd {
 namespace {
 
 constexpr int64_t kFixedBlock = 2, kFixedFew = 4;
+// e4m3: up to so many rows go through products of bf16 pairs, further ones are multiplied in fp32.
+constexpr int64_t kFloatsFrom = 3;
+enum { kFloats = 2 };  // a mode that avx512.cpp does not have
 constexpr int64_t kFixedPanel = 128;  // rows, whose planes should stay in L2
 
 // Scratch of a thread.
@@ -192,11 +195,8 @@ void fixed_tile(const Codes& codes, const qd_weight& weight, const Shape& shape,
   fixed_spans(codes, ScalesAny{weight.scale_dtype}, weight, shape, fixed, tile, begin, m, out, ld, scratch);
 }
 
-// Rows in fp32 cost no more, but for e4m3, whose hidden values are multiplied in three parts.
-int64_t wide_tokens(int32_t format) { return format == QD_FP8 ? avx512().wide_tokens(format) : INT64_MAX; }
-
 Work plan_fixed(const Shape& shape, int64_t m, int32_t dtype) {
-  if (shape.format == QD_FP8) return avx512().plan(shape, m, dtype);
+  if (shape.format == QD_FP8) return m < kFloatsFrom ? avx512().plan(shape, m, dtype) : plan_floats(shape, m, dtype, kFloats);
   Work work{};
   work.m = m;
   work.dtype = dtype;
@@ -207,6 +207,7 @@ Work plan_fixed(const Shape& shape, int64_t m, int32_t dtype) {
 }
 
 void prepare_fixed(const Shape& shape, const Rows& x, int64_t begin, int64_t end, const Work& work) {
+  if (work.mode == kFloats) return prepare_floats(shape, x, begin, end, work);
   if (shape.format == QD_FP8) return avx512().prepare(shape, x, begin, end, work);
   const Fixed fixed(shape, work);
   for (int64_t i = begin; i < end; ++i) prepare_fixed_row(shape, fixed, i, x.row(i), work.dtype);
@@ -214,13 +215,17 @@ void prepare_fixed(const Shape& shape, const Rows& x, int64_t begin, int64_t end
 
 void tile_fixed(const qd_weight& weight, const Shape& shape, const Work& work, int64_t begin, int64_t end,
                 int64_t index, float* out, int64_t ld, void* memory, const Next& next) {
-  if (shape.format == QD_FP8) return avx512().tile(weight, shape, work, begin, end, index, out, ld, memory, next);
+  if (shape.format == QD_FP8 && work.mode != kFloats) return avx512().tile(weight, shape, work, begin, end, index, out, ld, memory, next);
   if (end <= begin) return;
   const Tile tile(weight, shape, index);
-  const Fixed fixed(shape, work);
-  FixedScratch& scratch = *static_cast<FixedScratch*>(memory);
   const int64_t m = end - begin;
   for (int64_t i = 0; i < m; ++i) memset(out + i * ld, 0, static_cast<size_t>(tile.width) * 4);
+  if (work.mode == kFloats) {
+    tile_floats(weight, shape, work, tile, begin, m, out, ld, *static_cast<FloatScratch*>(memory));
+    return multiply_units(weight.unit, m, tile.width, out, ld);
+  }
+  const Fixed fixed(shape, work);
+  FixedScratch& scratch = *static_cast<FixedScratch*>(memory);
   const float zero = static_cast<float>(shape.format == QD_FP4 ? Fp4Bytes::kOffset : 1 << (shape.slot_bits - 1));
   for (int64_t o = 0; o < kTile; ++o) scratch.zero[o] = zero;
   if (shape.format == QD_FP4) {
@@ -234,19 +239,17 @@ void tile_fixed(const qd_weight& weight, const Shape& shape, const Work& work, i
       default: fixed_tile(Bytes<8>(), weight, shape, fixed, tile, begin, m, out, ld, scratch); break;
     }
   }
-  const __m512 unit = _mm512_set1_ps(shape.format == QD_FP4 ? weight.unit * 0.5f : weight.unit);
+  multiply_units(shape.format == QD_FP4 ? weight.unit * 0.5f : weight.unit, m, tile.width, out, ld);
   for (int64_t i = 0; i < m; ++i) {
-    float* const row = out + i * ld;
-    for (int64_t o = 0; o < tile.width; o += 16) _mm512_store_ps(row + o, _mm512_mul_ps(_mm512_load_ps(row + o), unit));
     const RowFacts& facts = fixed.facts(begin + i);
-    if (!facts.all_finite) add_not_finite(weight, shape, tile, facts.row, work.dtype, row);
+    if (!facts.all_finite) add_not_finite(weight, shape, tile, facts.row, work.dtype, out + i * ld);
   }
 }
 
 }  // namespace
 
 const Isa& avx512_vnni() {
-  static const Isa isa = {kFixedPanel, plan_fixed, prepare_fixed, tile_fixed, avx512().store, wide_tokens};
+  static const Isa isa = {kFixedPanel, INT64_MAX, plan_fixed, prepare_fixed, tile_fixed, avx512().store};
   return isa;
 }
 

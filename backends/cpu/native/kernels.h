@@ -140,6 +140,8 @@ struct Next {
 
 struct Isa {
   int64_t panel;  // most rows of a Work
+  // Up to how many tokens of a call the hidden values of experts stay fp32 (moe.cpp): where such rows cost no more.
+  int64_t wide_tokens;
   Work (*plan)(const Shape& shape, int64_t m, int32_t dtype);
   // Rows [begin, end) of x into work.data.
   void (*prepare)(const Shape& shape, const Rows& x, int64_t begin, int64_t end, const Work& work);
@@ -149,9 +151,6 @@ struct Isa {
                float* out, int64_t ld, void* scratch, const Next& next);
   // y[o] = out[o] + bias[o] (bias may be null) for o < count, rounded to nearest even once to dtype.
   void (*store)(const float* out, const float* bias, int64_t count, void* y, int32_t dtype);
-  // Up to how many tokens of a call the hidden values of experts stay fp32 (moe.cpp): where such rows cost no more.
-  // format: of the down projections.
-  int64_t (*wide_tokens)(int32_t format);
 };
 
 const Isa& portable();

@@ -372,8 +372,7 @@ extern "C" int32_t qd_moe(const qd_weight* gate, const qd_weight* up, const qd_w
                           int32_t threads) {
   using namespace qd;
   if (!gate || experts <= 0) return kBadArgument;
-  const int64_t wide = down ? isa_in_use().wide_tokens(down[0].format) : 0;
-  const int32_t hidden = tokens <= wide ? static_cast<int32_t>(QD_FP32) : dtype;
+  const int32_t hidden = tokens <= isa_in_use().wide_tokens ? static_cast<int32_t>(QD_FP32) : dtype;
   const Layer layer{gate,   up,     down,  experts, activation,
                     {x, x_stride, dtype, nullptr},
                     tokens, index,  weights, top_k, static_cast<char*>(y), y_stride,
