@@ -161,13 +161,17 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 
+# A recipe that needs a tool ends here: with a line that says so where none is made for this platform, as an error where
+# the tool is only missing.
+NEEDS = $(BIN)/python tests/support/optional_tools.py $(1) || { test $$? -eq 3; exit; };
+
 # What is compared, and from which length on, stands in .jscpd.json.
 duplicates: $(STAMP)
-	$(BIN)/jscpd --no-tips --no-colors
+	@$(call NEEDS,jscpd) $(BIN)/jscpd --no-tips --no-colors
 
 SECONDS := 300
 fuzz: $(STAMP)
-	$(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
+	@$(call NEEDS,atheris) $(BIN)/python tests/fuzz/run.py --seconds $(SECONDS) $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
