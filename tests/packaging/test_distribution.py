@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -18,6 +19,7 @@ import quantdispatch
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PACKAGES = set(PROJECT["tool"]["setuptools"]["packages"])
 NOT_PACKAGED = {"tests", "examples", "benchmarks", "docs", "plugins", "build", "dist"}
 
 
@@ -35,7 +37,7 @@ def source_packages() -> set[str]:
 
 
 def test_the_package_list_names_every_package() -> None:
-    assert set(PROJECT["tool"]["setuptools"]["packages"]) == source_packages()
+    assert PACKAGES == source_packages()
 
 
 def test_versions_agree() -> None:
@@ -64,35 +66,64 @@ def test_constraints_are_exact_and_satisfy_the_declared_ranges() -> None:
             assert pins[name] in requirement.specifier, requirement
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """The names in a wheel built from a copy of the sources, with the setuptools at hand and no compiler, which is
-    test_native_build's subject."""
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"
-    tracked = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
-    if tracked.returncode:
-        pytest.skip("needs git and a clone: the tracked files are what a distribution is made of")
-    for name in filter(None, tracked.stdout.decode().split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
-            (source / name).write_bytes((ROOT / name).read_bytes())
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(source)]
+#: of the package's folders, not installed: what is compiled, and what is for whoever works on the package
+NOT_INSTALLED = re.compile(r"backends/cpu/native/([^/]+\.(cpp|h|inl)|flags\.txt)|setup\.py|noxfile\.py")
+
+
+def build(source: Path, kind: str, folder: Path) -> Path:
+    """With the setuptools at hand and no compiler, which is test_native_build's subject."""
+    command = [sys.executable, "-m", "build", f"--{kind}", "--no-isolation", "--outdir", str(folder), str(source)]
     nothing_compiled = {**os.environ, "CC": "false", "CXX": "false"}
     built = subprocess.run(command, capture_output=True, text=True, check=False, env=nothing_compiled)
     assert built.returncode == 0, built.stdout + built.stderr
-    (path,) = folder.glob("*.whl")
-    with zipfile.ZipFile(path) as archive:
+    (path,) = folder.glob("*.whl" if kind == "wheel" else "*.tar.gz")
+    return path
+
+
+def contents(wheel: Path) -> list[str]:
+    with zipfile.ZipFile(wheel) as archive:
         return archive.namelist()
 
 
-def test_the_wheel_holds_the_package_and_nothing_else(wheel: list[str]) -> None:
-    modules = {name for name in wheel if name.endswith(".py")}
-    folders = {package.replace(".", "/") for package in PROJECT["tool"]["setuptools"]["packages"]}
-    assert "quantdispatch/py.typed" in wheel and "quantdispatch/setup.py" not in wheel
-    assert {f"{folder}/__init__.py" for folder in folders} <= modules
-    assert {str(Path(name).parent) for name in modules} == folders
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources: building leaves its work in their folder."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in tracked():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes((ROOT / name).read_bytes())
+    return folder
+
+
+def tracked() -> list[str]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("needs git and a clone: the tracked files are what a distribution is made of")
+    return [name for name in filter(None, listed.stdout.decode().split("\0")) if (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def wheel(source: Path, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """The names in a wheel that was built from the sources."""
+    return contents(build(source, "wheel", tmp_path_factory.mktemp("wheel")))
+
+
+def test_the_wheel_holds_every_file_of_the_package_and_nothing_else(wheel: list[str]) -> None:
+    top = {package.removeprefix("quantdispatch.").partition(".")[0] for package in PACKAGES} - {"quantdispatch"}
+    own = [name for name in tracked() if Path(name).parts[0] in top or name.endswith(".py") and "/" not in name]
+    wanted = {f"quantdispatch/{name}" for name in own if not NOT_INSTALLED.fullmatch(name)} | {"quantdispatch/py.typed"}
+    assert {name for name in wheel if ".dist-info/" not in name} == wanted
+    assert "quantdispatch/cli/templates/plugin/src/package/kernel.py.in" in wanted
     assert any(re.fullmatch(r"quantdispatch-[\d.]+\.dist-info/licenses/LICENSE", name) for name in wheel)
+
+
+def test_a_source_distribution_makes_the_same_wheel(source: Path, wheel: list[str], tmp_path: Path) -> None:
+    with tarfile.open(build(source, "sdist", tmp_path)) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    assert sorted(contents(build(unpacked, "wheel", tmp_path / "again"))) == sorted(wheel)
+    compiled = {name for name in tracked() if NOT_INSTALLED.fullmatch(name) and name != "noxfile.py"}
+    assert len(compiled) > 20 and all((unpacked / name).is_file() for name in compiled)
 
 
 IMPORT = """
