@@ -117,7 +117,9 @@ def _inputs(
         ), facts
     if args.type != "int":
         raise _straddles(name, f"groups of {size}", (first, count, k))
-    index = torch.arange(k, dtype=torch.int32) // size if operands.g_idx is None else operands.g_idx
+    index = operands.g_idx
+    if index is None:
+        index = torch.arange(k, dtype=torch.int32, device=codes.device) // size
     return _ordered(replace(operands, codes=codes), facts, args, index.narrow(0, first, count))
 
 
@@ -134,7 +136,7 @@ def _ordered(operands: Operands, facts: LayerFacts, args: QuantArgs, index: Tens
 
     def take(values: Tensor, filler: float) -> Tensor:
         kept = values.index_select(1, used)
-        rest = torch.full((values.shape[0], missing), filler).to(values.dtype)
+        rest = torch.full((values.shape[0], missing), filler, device=values.device).to(values.dtype)
         return torch.cat([kept, rest], dim=1)
 
     zero = operands.zero_point

@@ -25,6 +25,7 @@ from ..binding import choose_kernel, implementation
 from ..dense import dense_kernel
 from ..tensors import described, dtype_name
 from .cutting import Cut, cut
+from .devices import device_here
 
 #: says how large a layer is, which its other tensors mostly do as well
 _SHAPE = "weight_shape"
@@ -46,8 +47,8 @@ class Bound:
 class Part:
     """``layer``: resolved. ``where``: what this rank keeps. ``n``, ``k``: how much of it the engine counts on.
 
-    ``dtype``: of the activations. ``backend``: the only one to take kernels from. ``op``: ``"embedding"`` for a look-up
-    table.
+    ``dtype``: of the activations. ``device``: where it is computed, as torch or a plan names it. ``backend``: the only
+    one to take kernels from.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Part:
         k: int,
         dtype: torch.dtype,
         *,
-        device: str = "cpu",
+        device: str | torch.device = "cpu",
         backend: str | None = None,
     ) -> None:
         if layer.error is not None:
@@ -67,7 +68,7 @@ class Part:
         self.name = layer.name
         self.scheme: Scheme = layer.scheme_object
         self.where, self.n, self.k = where, n, k
-        self.dtype, self.device, self.backend = dtype, torch.device(device), backend
+        self.dtype, self.device, self.backend = dtype, device_here(device), backend
         required, optional = self.scheme.tensor_names()
         #: what is to be waited for, and all that has a meaning (``bias`` belongs to the engine)
         self._awaited = required | (optional - {_SHAPE})
@@ -80,11 +81,17 @@ class Part:
         return self.scheme.name == DENSE
 
     def take(self, name: str, tensor: Tensor) -> None:
-        """``name``: local, e.g. ``weight_packed``. What comes after all that is needed says nothing new."""
+        """``name``: local, e.g. ``weight_packed``; ``tensor`` may be on any device. What comes after all that is needed
+        says nothing new. Raises ``CheckpointError`` for a tensor without data."""
         if self.bound is not None:
             return
+        if tensor.is_meta:
+            raise CheckpointError(
+                "has no data: the engine loads a tensor that was never read", layer=self.name, field=name,
+                observed="a tensor on meta", required=f"one on {self.device} or the CPU", code="QD654",
+            )  # fmt: skip
         # a tensor of a mapped file is only valid while that is open
-        self._tensors[name] = tensor.detach().clone()
+        self._tensors[name] = tensor.detach().to(self.device, copy=True)
         if self._awaited <= self._tensors.keys():
             self.bind()
 
