@@ -9,6 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from native_weight import FP4, FP8, INT, Case, linear
 
+from quantdispatch.backends.cpu.native import library as native
 from quantdispatch.backends.cpu.native.library import Inputs
 from quantdispatch.numerics.activations import quantize_int
 from quantdispatch.registry.args import QuantArgs
@@ -33,9 +34,12 @@ ROWS = st.one_of(st.integers(1, 7), st.integers(8, 40))
 GROUPS = st.one_of(st.sampled_from([1, 16, 32, 64, 128]), st.integers(1, 600))
 
 
-@pytest.fixture(scope="session")
-def library():
-    return emulated_avx512.load()
+@pytest.fixture(scope="module", params=native.ISAS[2:])
+def library(request):
+    """With products of bf16 pairs, and with those of bytes."""
+    loaded = emulated_avx512.load()
+    assert loaded.qd_set_isa(native.ISAS.index(request.param)) == 0
+    return loaded
 
 
 def rows_of_x(m, case, dtype, shift=0.3, padding=5):

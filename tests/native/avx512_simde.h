@@ -67,6 +67,24 @@ inline __m256i floats_to_halves(__m512 in) {
   for (int i = 0; i < 2; ++i) to.at[i] = simde_mm256_cvtps_ph(from.at[i], 0);
   return as<__m256i>(to);
 }
+inline int32_t largest(__m512i in) {
+  const auto from = as<Lanes<int32_t, 16>>(in);
+  int32_t most = from.at[0];
+  for (const int32_t value : from.at) most = value > most ? value : most;
+  return most;
+}
+inline __m512i shift_right(__m512i in, int by) {
+  auto of = as<Lanes<int32_t, 16>>(in);
+  for (int32_t& value : of.at) value >>= by;
+  return as<__m512i>(of);
+}
+// To nearest even.
+inline __m512i rounded(__m512 in) {
+  const auto from = as<Lanes<float, 16>>(in);
+  Lanes<int32_t, 16> to;
+  for (int i = 0; i < 16; ++i) to.at[i] = static_cast<int32_t>(nearbyintf(from.at[i]));
+  return as<__m512i>(to);
+}
 inline float sum(__m512 in) {
   auto from = as<Lanes<float, 16>>(in);
   for (int n = 8; n; n /= 2)
@@ -88,3 +106,8 @@ inline float sum(__m512 in) {
 #define _mm512_mask_storeu_ps(p, k, a) emulated::store<float, 16>(p, k, a)
 #define _mm256_mask_storeu_epi16(p, k, a) emulated::store<uint16_t, 16>(p, k, a)
 #define _mm256_mask_storeu_epi32(p, k, a) emulated::store<uint32_t, 8>(p, k, a)
+#define _mm512_cvtepi32_epi8(a) emulated::convert<uint8_t, uint32_t, 16, __m128i>(a)
+#define _mm512_srai_epi32(a, by) emulated::shift_right(a, by)
+#define _mm512_cvtps_epi32(a) emulated::rounded(a)
+#define _mm512_reduce_max_epi32(a) emulated::largest(a)
+#define _mm512_mask_storeu_epi8(p, k, a) emulated::store<uint8_t, 64>(p, k, a)

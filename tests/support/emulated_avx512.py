@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 KERNELS, STAND_INS = ROOT / "backends/cpu/native", ROOT / "tests/native"
 CACHE = ROOT / ".cache" / "emulated-avx512"
 SIMDE = ("/usr/include/simde/x86/avx512.h", "/usr/local/include/simde/x86/avx512.h")
-EMULATED = ("avx512.cpp", "int8_avx512.cpp")
+EMULATED = ("avx512.cpp", "avx512_fixed.cpp", "int8_avx512.cpp")
 AS_THEY_ARE = ("linear.cpp", "layout.cpp", "portable.cpp", "threads.cpp", "int8.cpp", "int8_portable.cpp")
 FLAGS = "-O1 -g0 -std=c++17 -pthread -fPIC -fvisibility=hidden -fno-math-errno -ffp-contract=off -Wall -Wextra -Werror"
 NATIVE = "-mavx2 -mfma -mf16c -DQD_EMULATE -Wno-psabi"

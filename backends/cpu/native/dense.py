@@ -19,8 +19,9 @@ from ..isa import NATIVE_BF16
 from ..tracing import recording
 from .library import load
 
-#: rows of x up to which torch is not asked; on processors with bf16 instructions unmeasured
-MOST_ROWS = 4 if NATIVE_BF16 else 1 << 62
+#: rows of x up to which torch is not asked. With bf16 instructions (measured on Emerald Rapids, outputs x inputs of
+#: 49152 x 576, 4096 x 4096 and smaller) its product takes 1.7 to 3 times as long at one row, 1.2 to 1.6 times at 16
+MOST_ROWS = 16 if NATIVE_BF16 else 1 << 62
 
 
 def probe() -> str | None:
