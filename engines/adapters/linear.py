@@ -135,6 +135,19 @@ def add_placeholders(
     return tuple(stem + name for name in sorted(names))
 
 
+def created(layer: Module, create: Callable[[], None]) -> Exception | None:
+    """Let an engine's own class create the weights of ``layer``. What it raised, if it refused: ``layer`` has none of
+    its parameters then."""
+    before = set(layer._parameters)
+    try:
+        create()
+    except Exception as refusal:  # of every kind: assertions too
+        for name in set(layer._parameters) - before:
+            delattr(layer, name)
+        return refusal
+    return None
+
+
 def drop_placeholders(layer: Module, names: Iterable[str]) -> None:
     for name in names:
         delattr(layer, name)

@@ -8,8 +8,9 @@ import pytest
 import torch
 from engine_stand_ins import Linear, load, waiting
 from stored_layers import config, inputs, stored, weights
-from torch.nn import Module
+from torch.nn import Module, Parameter
 
+from quantdispatch.engines.adapters.linear import created
 from quantdispatch.engines.adapters.sharding import Partition, Shards
 from quantdispatch.registry.errors import CheckpointError, ConfigError
 
@@ -68,6 +69,24 @@ def test_a_member_without_tensors_is_named_with_what_it_needs() -> None:
     with pytest.raises(CheckpointError, match="no tensor of this layer") as caught:
         method.bind(module)
     assert caught.value.layer == "m.k_proj" and "weight_packed" in str(caught.value.required)
+
+
+@pytest.mark.parametrize("refusal", [AssertionError(), ValueError("no such group"), ImportError("no op")])
+def test_where_an_engine_refuses_after_it_began_nothing_is_left(refusal: Exception) -> None:
+    module = Module()
+    module.register_parameter("bias", Parameter(torch.zeros(1)))
+
+    def create() -> None:
+        module.register_parameter("weight_packed", Parameter(torch.zeros(1)))
+        raise refusal
+
+    assert created(module, create) is refusal and set(dict(module.named_parameters())) == {"bias"}
+
+
+def test_what_an_engine_creates_stays() -> None:
+    module = Module()
+    assert created(module, lambda: module.register_parameter("weight", Parameter(torch.zeros(1)))) is None
+    assert set(dict(module.named_parameters())) == {"weight"}
 
 
 def test_members_that_cannot_be_told_apart_must_be_alike() -> None:

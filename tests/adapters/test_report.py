@@ -33,9 +33,18 @@ def test_a_layer_counts_once_under_its_last_kernel() -> None:
 
 def test_what_stays_unquantized_and_a_source_that_is_not_known() -> None:
     report = noted("")
-    report.left["cache"] = "left unquantized, the engine has none of int8"
+    report.remarks["cache"] = "left unquantized, the engine has none of int8"
     assert report.line().endswith(
         "; cache: left unquantized, the engine has none of int8; why: quantdispatch explain MODEL"
+    )
+
+
+def test_why_a_class_of_the_engine_does_not_compute_what_it_could() -> None:
+    report = noted()
+    for reason in ("N = 96 is no multiple of 64", "K = 8 is no multiple of 64"):
+        report.refused("Engine's WNA16", reason)
+    assert report.line().endswith(
+        "; not on Engine's WNA16: N = 96 is no multiple of 64; why: quantdispatch explain /models/m"
     )
 
 

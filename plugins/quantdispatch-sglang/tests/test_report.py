@@ -13,7 +13,7 @@ def test_one_line(caplog: pytest.LogCaptureFixture) -> None:
     for number in range(3):
         report.note(f"model.layers.{number}.mlp.down_proj", "wNa16_int", "cpu/native")
     report.note("lm_head", "dense", "sglang")
-    report.left["cache"] = "left unquantized, SGLang has none of int8"
+    report.remarks["cache"] = "left unquantized, SGLang has none of int8"
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             report.say()

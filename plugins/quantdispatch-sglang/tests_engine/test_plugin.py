@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import quantdispatch_sglang
+from engine_signatures import record
 from quantdispatch_sglang import guard
 
 STUBS = Path(__file__).parent / "stubs"
@@ -43,6 +45,12 @@ def test_installing_is_all() -> None:
 def test_left_off() -> None:
     where, warned = ask(QUANTDISPATCH_SGLANG="0")
     assert where.startswith("sglang.") and not warned
+
+
+def test_it_is_the_sglang_whose_signatures_were_recorded() -> None:
+    """``tests`` change them one by one."""
+    recorded = json.loads((Path(__file__).parents[1] / "tests" / "sglang-0.5.23.json").read_text())
+    assert record(guard.NEEDED) == recorded
 
 
 def _remove(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,25 +7,10 @@ it is.
 
 from __future__ import annotations
 
-import os
-
-ENABLED = "QUANTDISPATCH_SGLANG"
-
 
 def register() -> None:
     """The entry point of group ``sglang.srt.plugins``. Never raises: an SGLang that this does not fit starts as without
     it, with one warning."""
-    if os.environ.get(ENABLED, "1") == "0":
-        return
-    from .guard import obstacle, warn_once
+    from .guard import GUARD, obstacle
 
-    reason = obstacle()
-    if reason is None:
-        try:
-            from .config import take_over
-
-            take_over()
-        except Exception as error:  # whatever is wrong with this SGLang, it has to start
-            reason = f"{type(error).__name__}: {error}"
-    if reason is not None:
-        warn_once(reason)
+    GUARD.register(obstacle, "quantdispatch_sglang.config:take_over")

@@ -5,10 +5,10 @@ It derives from SGLang's class, because models and other code ask for that class
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -25,15 +25,15 @@ from sglang.srt.layers.radix_attention import RadixAttention
 from sglang.srt.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
+from quantdispatch.engines.adapters.checkpoint import planned_layers, readable_groups
 from quantdispatch.engines.adapters.fusion import USUAL, member_names
 from quantdispatch.engines.adapters.layers import LayerTable, Members
-from quantdispatch.registry.errors import ConfigError, QuantDispatchError
+from quantdispatch.registry.errors import ConfigError
 from quantdispatch.registry.modules import in_tower
-from quantdispatch.registry.plan import DTYPES, plan
-from quantdispatch.registry.resolution import Resolution
+from quantdispatch.registry.plan import DTYPES
 
 from . import device, policy
-from .linear import QuantDispatchLinearMethod
+from .linear import QuantDispatchLinearMethod, first
 from .report import LOG, Report
 from .theirs import SingleGroups, args_json
 from .vocabulary import QuantDispatchEmbeddingMethod, QuantDispatchHeadMethod
@@ -52,14 +52,15 @@ _reports: weakref.WeakSet[Report] = weakref.WeakSet()
 
 def take_over() -> None:
     """Every checkpoint of compressed-tensors is read by :class:`QuantDispatchConfig` from here on."""
+    import_module(f"{__package__}.routed")  # what is imported for a model with experts must fail here if it does
+    for loader in _LOADERS:
+        HookRegistry.register(f"sglang.srt.model_loader.loader.{loader}.load_model", _say, HookType.AFTER)
     for methods in (
         quantization.QUANTIZATION_METHODS,
         quantization.BASE_QUANTIZATION_METHODS,
         quantization.CPU_QUANTIZATION_METHODS,
     ):
         methods[METHOD] = QuantDispatchConfig
-    for loader in _LOADERS:
-        HookRegistry.register(f"sglang.srt.model_loader.loader.{loader}.load_model", _say, HookType.AFTER)
 
 
 def _say(result: Any, *args: Any, **kwargs: Any) -> None:
@@ -117,14 +118,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     @classmethod
     def _quantization_scheme_map_from_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """SGLang's own map, of the groups that it can read: others are only quantdispatch's to compute."""
-        found: dict[str, Any] = {}
-        for name, group in config.get("config_groups", {}).items():
-            try:
-                found |= super()._quantization_scheme_map_from_config({**config, "config_groups": {name: group}})
-            except Exception as refusal:  # assertions, pydantic's errors and others
-                LOG.debug("SGLang cannot read group %s: %s", name, refusal)
-        return found
+        """SGLang's own map, of the groups that it can read."""
+        return readable_groups(config, super()._quantization_scheme_map_from_config, LOG)
 
     def apply_weight_name_mapper(self, hf_to_sglang_mapper: Any) -> None:
         super().apply_weight_name_mapper(hf_to_sglang_mapper)
@@ -145,7 +140,9 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         made = self.__dict__.get("_table")
         if made is None:
             where, dtype = device.current_device(), _dtype()
-            stored = self._stored(where, dtype)
+            mapper = self.__dict__.get("_mapper")
+            rename = mapper and mapper._map_name
+            stored = planned_layers(self.model, rename, device=where, dtype=dtype, log=LOG, block=self.raw)
             made = self.__dict__["_table"] = LayerTable(self._renamed(), device=where, dtype=dtype, stored=stored)
         return made
 
@@ -160,24 +157,6 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
     @property
     def single(self) -> SingleGroups:
         return self.__dict__.setdefault("_single", SingleGroups())
-
-    def _stored(self, where: str, dtype: str) -> dict[str, Resolution]:
-        """Layers as a plan of the checkpoint resolves them, by SGLang's names, where its files are at hand."""
-        if not os.path.isdir(self.model):
-            return {}
-        try:
-            planned = plan(self.model, device=where, dtype=dtype, strict=False)
-        except QuantDispatchError as error:  # files that SGLang reads and a plan does not
-            LOG.debug("no plan of %s: %s", self.model, error)
-            return {}
-        # settings of SGLang can give another block than the folder has
-        if planned.checkpoint is None or planned.raw.get("quantization_config") != self.raw:
-            return {}
-        mapper = self.__dict__.get("_mapper")
-        if mapper is None:
-            return dict(planned.layers)
-        names = {name: mapper._map_name(f"{name}.weight") for name in planned.layers}
-        return {new.removesuffix(".weight"): planned.layers[old] for old, new in names.items() if new is not None}
 
     def _renamed(self) -> dict[str, Any]:
         """The block with the names of layers in it as SGLang has them, as SGLang does it for its own."""
@@ -265,14 +244,17 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             for resolved in module.layers:
                 self.report.note(resolved.name, resolved.scheme, "sglang")
             return dense() if dense is not None else None
+        theirs = None
         if choice == policy.THEIRS and wanted is not None:
-            method = self.single.method(layer, prefix, module.first, wanted)
-            if method is not None:
-                for resolved in module.layers:
-                    self.report.note(resolved.name, resolved.scheme, f"sglang {wanted}")
-                return method
-        module.check()
-        return ours(self, module, self.report)
+            theirs = self.single.method(layer, prefix, module.first, wanted)
+        if theirs is None or wanted is None:
+            module.check()
+            return ours(self, module, self.report)
+        for resolved in module.layers:
+            self.report.note(resolved.name, resolved.scheme, f"sglang {wanted}")
+        if module.first.error is None:  # else only SGLang has a kernel
+            first(theirs, wanted, ours(self, module, self.report))
+        return theirs
 
     def _cache(self, prefix: str) -> Any:
         """A quantized cache is SGLang's to keep: it can do so with one static scale. Any other stays unquantized, and
@@ -282,9 +264,9 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             return None
         if CompressedTensorsKVCacheMethod.is_supported_scheme(self.kv_cache_scheme):
             return CompressedTensorsKVCacheMethod(self)
-        if "cache" not in self.report.left:
+        if "cache" not in self.report.remarks:
             scheme = cache.inputs.describe() if cache.inputs is not None else cache.scheme
-            self.report.left["cache"] = f"left unquantized, SGLang has none of {scheme}"
+            self.report.remarks["cache"] = f"left unquantized, SGLang has none of {scheme}"
             LOG.warning("the cache stays unquantized: SGLang keeps fp8 with one static scale, not %s", scheme)
         return None
 

@@ -1,5 +1,4 @@
-"""Routed experts of SGLang on quantdispatch's kernels: every projection of every expert is a layer of its own, in any
-mix of formats, and all of them one call where their kernel can do that. Routing stays SGLang's.
+"""Routed experts of SGLang on quantdispatch's kernels. Routing stays SGLang's.
 
 SGLang's loader finds out which of the experts this rank has, and where; from there the tensors come here.
 """
@@ -18,20 +17,17 @@ from torch import Tensor
 from torch.nn import Module
 
 from quantdispatch.engines.adapters.cutting import Cut
+from quantdispatch.engines.adapters.experts import DOWN, GATE, UP, PartitionedExperts, Run
 from quantdispatch.engines.adapters.layers import Members
-from quantdispatch.engines.adapters.parts import Bound, Part
-from quantdispatch.registry.errors import CheckpointError, ConfigError
+from quantdispatch.engines.adapters.report import Report
+from quantdispatch.registry.errors import ConfigError
 from quantdispatch.registry.resolution import Resolution
 
-from .activation import Run, gated, runner
-from .linear import add_placeholders, drop_placeholders
-from .report import Report
-
-#: SGLang's names of an expert's projections
-GATE, UP, DOWN = "w1", "w3", "w2"
+from .activation import gated
+from .linear import placeholder
 
 
-class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
+class QuantDispatchExpertsMethod(PartitionedExperts, FusedMoEMethodBase):  # type: ignore[misc]
     """``projections``: of gate, what it gates (if anything) and down, every expert's layer. ``shared``: the same of
     the shared expert, where SGLang keeps it among the routed ones."""
 
@@ -62,17 +58,15 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
         self._check(extra_weight_attrs)
         self._entry = extra_weight_attrs.get("weight_loader")
         layer._weight_loader_impl = partial(self._load, layer)
-        self._wait(layer)
+        self._expect(layer)
 
-    def _wait(self, layer: Module) -> None:
-        self.parts: dict[tuple[int, str], Part] = {}
-        self.placeholders: tuple[str, ...] = ()
-        for stem, shards in (("w13_", self.shards[:-1]), ("w2_", self.shards[-1:])):
-            layers = [r for shard in shards for r in (*self.projections[shard].layers, *self._shared(shard))]
-            self.placeholders += add_placeholders(layer, _schemes(layers), stem, self._enter)
-
-    def _shared(self, shard: str) -> tuple[Resolution, ...]:
-        return (self.shared[shard],) if self.shared else ()
+    def _expect(self, layer: Module) -> None:
+        every = {
+            shard: [*self.projections[shard].layers, *([self.shared[shard]] if self.shared else [])]
+            for shard in self.shards
+        }
+        first = [resolved for shard in self.shards[:-1] for resolved in every[shard]]
+        self.wait(layer, {"w13_": first, "w2_": every[DOWN]}, placeholder, self._enter)
 
     def _enter(self, name: str, param: Any, *args: Any, **kwargs: Any) -> None:
         """SGLang's own loader goes first: it knows where experts are. It comes back with :meth:`_load`."""
@@ -89,17 +83,11 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
     ) -> None:
         """``expert_id``: of the expert among this rank's."""
         name = param.quantdispatch_name
-        part = self._part(layer, shard_id, expert_id)
+        whole = layer.moe_tp_size == 1 or layer.use_presharded_weights
+        cut = Cut() if whole else self.inner_cut(shard_id, layer.moe_tp_rank)
+        part = self.part(expert_id, shard_id, lambda: self._layer(layer, shard_id, expert_id), cut)
         if name in part.names:
-            part.take(name, loaded_weight.to(self.device))
-
-    def _part(self, layer: Any, shard: str, local: int) -> Part:
-        part = self.parts.get((local, shard))
-        if part is None:
-            resolved = self._layer(layer, shard, local)
-            part = Part(resolved, self._cut(layer, shard), *self._size(shard), self.dtype, device=str(self.device))
-            self.parts[local, shard] = part
-        return part
+            part.take(name, loaded_weight)
 
     def _layer(self, layer: Any, shard: str, local: int) -> Resolution:
         """Which layer of the checkpoint it is that is here: experts may be anywhere, and in several places."""
@@ -111,40 +99,14 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
             return members.one()  # which of them it is that is here is only known to SGLang's loader
         return members.layers[(layer._expert_storage_rank * routed + local) % len(members.layers)]
 
-    def _cut(self, layer: Any, shard: str) -> Cut:
-        if layer.moe_tp_size == 1 or layer.use_presharded_weights:
-            return Cut()
-        mine = (layer.moe_tp_rank * self.inner, self.inner)
-        return Cut(inputs=mine) if shard == DOWN else Cut(outputs=mine)
-
-    def _size(self, shard: str) -> tuple[int, int]:
-        return (self.hidden, self.inner) if shard == DOWN else (self.inner, self.hidden)
-
     def process_weights_after_loading(self, layer: Any) -> None:
-        if not self.placeholders:  # done before
-            return
-        bound = [[self._bind(local, shard) for shard in self.shards] for local in range(self.count)]
-        for (local, shard), part in self.parts.items():
-            self.report.note(part.name, part.scheme.name, bound[local][self.shards.index(shard)].kernel)
-        drop_placeholders(layer, self.placeholders)
-        self.placeholders = ()
-        self.parts.clear()
-        self._run = runner(bound, gated(self.moe_runner_config), self.hidden)
+        if self.placeholders:  # else it was done before
+            self._run = self.bind(layer, gated(self.moe_runner_config))
 
     def restore_weights_before_loading(self, layer: Any) -> None:
         """New weights are coming for a module that computes already."""
         if not self.placeholders:
-            self._wait(layer)
-
-    def _bind(self, local: int, shard: str) -> Bound:
-        part = self.parts.get((local, shard))
-        if part is None:
-            raise CheckpointError(
-                f"no tensor of expert {local} of this rank was in the weights", layer=self.projections[shard].name,
-                field="weights", observed="none", required=", ".join(sorted(self.projections[shard].tensors)),
-                remedy="config.json and the weights are of two models, or a file is missing", code="QD654",
-            )  # fmt: skip
-        return part.bind()
+            self._expect(layer)
 
     # -- running
 
@@ -176,8 +138,3 @@ class QuantDispatchExpertsMethod(FusedMoEMethodBase):  # type: ignore[misc]
                 field="with_bias", observed=True, required=False,
                 remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0", code="QD516",
             )  # fmt: skip
-
-
-def _schemes(layers: Sequence[Resolution]) -> list[Resolution]:
-    """One layer for each way of storing: experts are many and mostly alike."""
-    return list({id(layer.scheme_object): layer for layer in layers}.values())

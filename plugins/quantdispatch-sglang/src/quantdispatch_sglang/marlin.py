@@ -15,11 +15,11 @@ from sglang.srt.layers.quantization.compressed_tensors.schemes import Compressed
 from sglang.srt.layers.quantization.marlin_utils import marlin_zero_points
 from torch import Tensor
 
-from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.resolution import Resolution
 
+from . import limits
+
 _BITS = 4
-_GROUPS = frozenset({32, 64, 128})
 _ZERO_POINTS = ("w13_weight_zero_point", "w2_weight_zero_point")
 
 
@@ -33,17 +33,9 @@ def suits(layer: Resolution, hidden: int, inner: int, activation: Any) -> bool:
         and layer.outputs is None
         and (args.type, args.num_bits, args.symmetric, args.dynamic) == ("int", _BITS, False, False)
         and args.actorder in (None, "weight", "static")
-        and _grouped(args, inner)
-        and hidden % 128 == 0
-        and inner % 64 == 0
-        and activation == "silu"
+        and args.strategy in ("channel", "group")
+        and limits.of_experts("CompressedTensorsWNA16MoE", args, hidden, inner, activation) is None
     )
-
-
-def _grouped(args: QuantArgs, inner: int) -> bool:
-    if args.strategy == "channel":
-        return True
-    return args.strategy == "group" and args.group_size in _GROUPS and inner % args.group_size == 0
 
 
 class ZeroPointMarlinMoE(CompressedTensorsWNA16MoE):  # type: ignore[misc]

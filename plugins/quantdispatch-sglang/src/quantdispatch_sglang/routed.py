@@ -9,7 +9,7 @@ from sglang.srt.layers.quantization.compressed_tensors.compressed_tensors import
 from quantdispatch.engines.adapters.layers import Members
 from quantdispatch.registry.resolution import Resolution
 
-from . import device, policy
+from . import device, limits, policy
 from .experts import QuantDispatchExpertsMethod
 from .marlin import ZeroPointMarlinMoE, suits
 
@@ -29,16 +29,21 @@ def experts_method(config: Any, layer: Any, prefix: str) -> Any:
     if choice == policy.NOTHING:
         config.report.note(prefix, every.first.scheme, "sglang")
         return None
+    activation = layer.moe_runner_config.activation if layer.moe_runner_config.is_gated else None
+    hidden, inner = layer.hidden_size, layer.intermediate_size_per_partition
     if choice == policy.THEIRS and wanted is not None:
-        method = config.single.method(layer, prefix, every.first, wanted)
+        assert every.first.weights is not None
+        limit = limits.of_experts(wanted, every.first.weights, hidden, inner, activation)
+        if limit is not None:
+            config.report.refused(f"SGLang's {wanted}", limit)
+        method = None if limit is not None else config.single.method(layer, prefix, every.first, wanted)
         if method is not None:
             note(config, every, f"sglang {wanted}")
             return method
     every.check()
-    activation = layer.moe_runner_config.activation if layer.moe_runner_config.is_gated else None
     shared = shared_of(config, layer, prefix, projections)
     marlin = config.table.environment.device == "cuda" and not shared and every.alike
-    if marlin and suits(every.first, layer.hidden_size, layer.intermediate_size_per_partition, activation):
+    if marlin and suits(every.first, hidden, inner, activation):
         single = config.single._config(every.first, "Linear")
         layer.scheme = ZeroPointMarlinMoE(single, weight_quant=single.target_scheme_map["Linear"]["weights"])
         note(config, every, "sglang marlin, with zero points")
