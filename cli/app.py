@@ -82,6 +82,7 @@ def explain(
         metavar="NAME=VALUE",
         help="A package's version or a fact in place of what is here (triton=3.9.0, vllm=none, rows=1024); repeatable.",
     ),
+    full: bool = typer.Option(False, "--full", help="All of a block that is longer than a screen."),
     as_json: bool = _JSON,
 ) -> None:
     """Which rule, scheme and kernel each layer gets, and why."""
@@ -99,6 +100,7 @@ def explain(
             allow=allow,
             meta=meta,
             environment=assumed(assume),
+            full=full,
             as_json=as_json,
         )
     )

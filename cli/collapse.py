@@ -2,7 +2,8 @@
 
 ``model.layers.0.mlp.up_proj`` ... become ``model.layers.0-29.{self_attn.{q,k,v,o}_proj, mlp.{gate,up,down}_proj}``.
 The patterns are exact: :func:`expand` gives the very names back. The notation is brace expansion as in shells, with
-``a-b`` between delimiters for every integer from a to b, and a backslash before a character that is meant literally.
+``a-b`` between delimiters for every integer from a to b, and a backslash before a character that is meant literally, or
+in place of one that shows nothing (``\\n``, ``\\x1b``, ``\\u200b``).
 """
 
 from __future__ import annotations
@@ -24,20 +25,23 @@ MAX_DEPTH = 40
 # Compiled at use, and no dataclasses here: every `explain` imports this file, few need the patterns.
 _RANGE = r"(0|[1-9][0-9]{0,17})-(0|[1-9][0-9]{0,17})"
 _SPECIAL = r"[{},\\ ]|(?<=[0-9])-(?=[0-9])"
+#: what shows nothing, as :func:`_literal` spells it
+_UNSEEN = r"\\(?:x([0-9a-f]{2})|u([0-9a-f]{4})|U([0-9a-f]{8})|([nrt]))|\\(.)"
 
 
 class _Node:
-    __slots__ = ("children", "ends", "shape")
+    __slots__ = ("children", "ends", "shape", "size")
 
     def __init__(self) -> None:
         self.children: dict[str, _Node] = {}
         self.ends = False
         self.shape = -1
+        self.size = 0  # names that begin here, once it has a shape
 
 
 #: most names end where no other goes on, and share this
 _LEAF = _Node()
-_LEAF.ends, _LEAF.shape = True, 0
+_LEAF.ends, _LEAF.shape, _LEAF.size = True, 0, 1
 
 
 def _is_integer(text: str) -> bool:
@@ -51,6 +55,11 @@ def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
     ``width``: columns; a longer pattern is split at its outermost alternatives, where it has any. ``None`` splits only
     what has no common first component.
     """
+    return [pattern for pattern, _ in collapse_counted(names, width)]
+
+
+def collapse_counted(names: Iterable[str], width: int | None = None) -> list[tuple[str, int]]:
+    """As :func:`collapse`, each pattern with the number of names that it stands for."""
     root = _Node()
     nodes: dict[str, _Node] = {}  # by the name of a module: most names share theirs with others
     for name in names:
@@ -66,7 +75,7 @@ def collapse(names: Iterable[str], width: int | None = None) -> list[str]:
             node.ends = True
     _shape(root, {(True, frozenset()): _LEAF.shape})
     limit = 10**9 if width is None else width
-    return [pattern for group in _groups(root) for pattern in _split(_component(group[0]), group[1], limit)]
+    return [item for keys, node in _groups(root) for item in _split(_component(keys), node, limit, len(keys))]
 
 
 def _insert(root: _Node, name: str) -> _Node:
@@ -81,13 +90,17 @@ def _insert(root: _Node, name: str) -> _Node:
     return node
 
 
-def _split(prefix: str, node: _Node, limit: int) -> list[str]:
+def _split(prefix: str, node: _Node, limit: int, times: int) -> list[tuple[str, int]]:
+    """``times``: how many names the prefix stands for."""
     whole = prefix + _rest(node)
     if len(whole) <= limit or not node.children:
-        return [whole]
-    lines = [prefix] if node.ends else []
+        return [(whole, times * node.size)]
+    lines = [(prefix, times)] if node.ends else []
     for keys, child in _groups(node):
-        lines.extend(_split(f"{prefix}.{_component(keys)}", child, limit))
+        lines.extend(_split(f"{prefix}.{_component(keys)}", child, limit, times * len(keys)))
+    last = not any(child.children for child in node.children.values())
+    if last and all(len(line) > limit for line, _ in lines):
+        return [(whole, times * node.size)]  # several lines too long are no better than one
     return lines
 
 
@@ -114,6 +127,7 @@ def _shape(node: _Node, shapes: dict[object, int]) -> int:
     """Give every node a number that two subtrees share exactly if they hold the same names."""
     children = [(key, 0 if child is _LEAF else _shape(child, shapes)) for key, child in node.children.items()]
     node.shape = shapes.setdefault((node.ends, frozenset(children)), len(shapes)) if children else 0
+    node.size = node.ends + sum(child.size for child in node.children.values())
     return node.shape
 
 
@@ -162,7 +176,8 @@ def _runs(numbers: Sequence[int]) -> Iterator[str]:
 def _literal(text: str) -> str:
     if text.isidentifier() or text.isdecimal():
         return text
-    return re.sub(_SPECIAL, lambda match: "\\" + match.group(), text)
+    text = re.sub(_SPECIAL, lambda match: "\\" + match.group(), text)
+    return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def expand(pattern: str) -> list[str]:
@@ -183,7 +198,7 @@ def _sequence(text: str, at: int, depth: int) -> tuple[list[str], int]:
         choices = (
             [str(n) for n in range(int(spelled[1]), int(spelled[2]) + 1)]
             if spelled
-            else [re.sub(r"\\(.)", r"\1", token, flags=re.S)]
+            else [re.sub(_UNSEEN, _meant, token, flags=re.S)]
         )
         current = [name + choice for name in current for choice in choices]
         mark = text[at : at + 1]
@@ -210,3 +225,11 @@ def _token(text: str, at: int) -> tuple[str, int]:
     while at < len(text) and text[at] not in ".{},":
         at += 2 if text[at] == "\\" else 1
     return text[start:at], at
+
+
+def _meant(escaped: re.Match[str]) -> str:
+    *codes, control, literal = escaped.groups()
+    if control is not None:
+        return {"n": "\n", "r": "\r", "t": "\t"}[control]
+    code = next((code for code in codes if code is not None), None)
+    return literal if code is None else chr(int(code, 16))

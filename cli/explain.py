@@ -25,6 +25,7 @@ def explain_command(
     allow: list[str],
     meta: bool,
     environment: Mapping[str, Any] | None = None,
+    full: bool = False,
     as_json: bool,
 ) -> int:
     """The exit code. Raises what ``plan()`` raises, and typer's ``BadParameter`` for an unknown layer or backend."""
@@ -46,12 +47,14 @@ def explain_command(
         output.lines(layer_lines(plan.layers[layer]))
     elif why_not is not None:
         from .layer_text import why_not_lines
+        from .page import Page
 
-        output.lines(why_not_lines(plan, why_not, output.width))
+        output.lines(why_not_lines(plan, why_not, Page.of(output, full=full)))
     else:
         from .explain_text import plan_lines
+        from .page import Page
 
-        output.lines(plan_lines(plan, output.width))
+        output.lines(plan_lines(plan, Page.of(output, full=full)))
     return exit_code(plan, layer)
 
 

@@ -1,7 +1,7 @@
 """Layers that resolve alike, taken together.
 
-A group is what a reader would act on as one. What merely accompanies a decision (which of many patterns ignored a dense
-layer, for which shape a kernel was refused) is counted inside the group.
+A group is what a reader would act on as one. What merely accompanies a decision (which of many entries of the config
+hit or ignored a layer, for which shape a kernel was refused) is counted inside the group.
 """
 
 from __future__ import annotations
@@ -16,10 +16,15 @@ if TYPE_CHECKING:
     from ..registry.errors import QuantDispatchError
     from ..registry.plan import Resolution
 
+#: layers that fail in more ways than this, all of one code, are one group, with the ways counted
+MAX_WAYS = 6
+#: where an error's text has the name of its layer, in a group of several
+ANY_LAYER = "<layer>"
+
 
 class Group:
-    """Layers that share args, target, rule, kernel, and the kind of failure: ``names``, the ``first`` of them, and for
-    each in ``models`` what was decided for it or one like it. Layers are many, decisions few."""
+    """Layers that share args, rule, kernel, and the kind of failure: ``names``, the ``first`` of them, and for each in
+    ``models`` what was decided for it or one like it. Layers are many, decisions few."""
 
     def __init__(self, first: Resolution) -> None:
         self.first = first
@@ -54,6 +59,31 @@ class Group:
             found[name if model.ignored_by == model.name else model.ignored_by] += 1
         return found
 
+    def targets(self) -> dict[tuple[str | None, str | None], int]:
+        """Each (target, config group) and how many layers it decided."""
+        found: Counter[tuple[str | None, str | None]] = Counter()
+        for name, model in zip(self.names, self.models, strict=True):
+            found[name if model.target == model.name else model.target, model.group] += 1
+        return found
+
+    def failures(self) -> dict[str, int]:
+        """Each error's text and how many layers have it. The name of a layer is left out where it is one of several."""
+        if len(self) == 1 and self.first.error is not None:
+            return {error_text(self.first.error, self.first.name, alone=True): 1}
+        found: Counter[str] = Counter()
+        for model, count in self.counted():
+            if model.error is not None:
+                found[error_text(model.error, model.name)] += count
+        return found
+
+    def remedies(self) -> dict[str, int]:
+        """Each error's remedy and how many layers have it."""
+        found: Counter[str] = Counter()
+        for model, count in self.counted():
+            if model.error is not None and model.error.remedy:
+                found[model.error.remedy] += count
+        return found
+
     def kernels(self) -> list[KernelAnswer]:
         """Each kernel in rank order with the reasons that some layer of the group has for it, and how many have it.
 
@@ -85,28 +115,21 @@ class KernelAnswer:
 
 def groups(layers: Mapping[str, Resolution]) -> list[Group]:
     """What failed first, then what is quantized, then what is left dense; each in the order of the checkpoint."""
+    models = dict(layers.models()) if isinstance(layers, Layers) else dict(layers)
+    keys = {key: _key(model) for key, model in {id(model): model for model in models.values()}.items()}
+    ways: dict[object, set[str | None]] = {}
+    for decision, way in keys.values():
+        ways.setdefault(decision, set()).add(way)
     found: dict[object, Group] = {}
-    known: dict[int, Group] = {}  # by model: what is said of it holds for every layer that it stands for
-    for name, model in layers.models() if isinstance(layers, Layers) else layers.items():
-        group = known.get(id(model))
+    for name, model in models.items():
+        decision, way = keys[id(model)]
+        key = (decision, way) if len(ways[decision]) <= MAX_WAYS else decision
+        group = found.get(key)
         if group is None:
-            own = _tells_its_name(model)
-            key = _key(layers[name] if own else model)
-            group = found.get(key)
-            if group is None:
-                group = found[key] = Group(layers[name])
-            if not own:
-                known[id(model)] = group
+            group = found[key] = Group(layers[name])
         group.names.append(name)
         group.models.append(model)
     return sorted(found.values(), key=lambda group: _place(group.first))
-
-
-def _tells_its_name(model: Resolution) -> bool:
-    """Is the layer's name in what it is grouped by?"""
-    if model.error is not None and model.name in error_text(model.error, model.name):
-        return True
-    return model.target == model.name
 
 
 def _place(layer: Resolution) -> int:
@@ -115,21 +138,40 @@ def _place(layer: Resolution) -> int:
     return 2 if layer.scheme == "dense" else 1
 
 
-def _key(layer: Resolution) -> object:
-    if layer.scheme == "dense" and layer.error is None:
-        return ("dense", layer.kind, layer.transforms)
-    return (
-        *(layer.kind, layer.group, layer.target, layer.ignored_by, layer.format),
+def _key(layer: Resolution) -> tuple[object, str | None]:
+    """What was decided, and in what way it failed."""
+    error = layer.error
+    if layer.scheme == "dense" and error is None:
+        return ("dense", layer.kind, layer.transforms), None
+    decision = (
+        *(layer.kind, layer.format, layer.target is None, layer.ignored_by is None),
         *(layer.weights, layer.inputs, layer.outputs, layer.transforms),
         *(layer.rule.name if layer.rule else None, layer.scheme, layer.kernel, tuple(layer.deviations)),
-        error_text(layer.error, layer.name) if layer.error is not None else None,
+        *((type(error), error.code) if error is not None else ()),
     )
+    return decision, None if error is None else f"{error_text(error, layer.name)} {error.remedy}"
 
 
-def error_text(error: QuantDispatchError, layer: str) -> str:
-    """The error's line without the layer's name, which stands above it, and without the remedy, which stands below."""
+def error_text(error: QuantDispatchError, layer: str, *, alone: bool = False) -> str:
+    """The error's line without the layer's name, which stands above it, and without the remedy, which stands below.
+
+    ``alone``: the error of this one layer; else the text is the same for every layer that fails in the same way.
+    """
     text = str(error)
     if error.remedy and text.endswith(f"; {error.remedy}"):
         text = text[: -len(error.remedy) - 2]
     text = text.removeprefix(f"{layer}: ")
+    if not alone and layer and layer in text:
+        text = _without(layer, text)
     return f"{type(error).__name__}: {text}{error.mark}"
+
+
+def _without(layer: str, text: str) -> str:
+    """The layer's name replaced where it stands by itself or with one of its tensors. Each layer's is another: a
+    pattern would have to be compiled for each."""
+    first, *rest = text.split(layer)
+    for after in rest:
+        before, behind = first[-1:], after[:1]
+        inside = before.isalnum() or behind.isalnum() or "_" in (before, behind) or before == "."
+        first += (layer if inside else ANY_LAYER) + after
+    return first

@@ -6,18 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from .args_text import layer_text
-from .explain_text import (
-    STATUS_STYLES,
-    failure_rows,
-    kernel_rows,
-    labelled,
-    name_lines,
-    origin,
-    origin_rows,
-    ranked_rows,
-)
+from .group_text import failure_sections, name_section, origin, origin_section, ranked_section
 from .grouping import Group, groups
+from .kernel_text import STATUS_STYLES, kernel_section
 from .output import Line
+from .page import Page, Row, Section, fit, said, whole
 
 if TYPE_CHECKING:
     from ..registry.plan import Plan, Resolution
@@ -30,54 +23,55 @@ def layer_lines(layer: Resolution) -> Iterator[Line]:
     yield [(layer.name, "bold cyan"), f" · {layer.kind}{inferred}{shape}"]
     group = Group.of(layer)
     dtype = layer.spec.dtype if layer.spec is not None else None
-    rows = [("args", layer_text(layer.weights, layer.inputs, layer.outputs, dtype) or "unquantized", "")]
-    rows += [("format", layer.format, "")] if layer.format else []
-    rows += origin_rows(group)
-    rows += _tensor_rows(layer)
-    rows += [("scheme", layer.scheme or "none", "bold")]
-    rows += _rule_rows(layer)
-    rows += kernel_rows(group.kernels(), 1)
-    rows += ranked_rows(layer)
-    rows += [("applies", text, "") for text in layer.transforms]
-    rows += [("deviates", text, "") for text in layer.deviations]
-    rows += [("same as", f"{engine}: {', '.join(classes)}", "") for engine, classes in layer.equivalents.items()]
-    rows += [("differs", f"{engine}: {reason}", "") for engine, reason in layer.differs.items()]
-    rows += failure_rows(layer)
-    yield from labelled(rows)
+    yield from whole(
+        [
+            *said("args", layer_text(layer.weights, layer.inputs, layer.outputs, dtype) or "unquantized"),
+            *said("format", *filter(None, [layer.format])),
+            *origin_section(group),
+            *said("tensors", *_tensor_texts(layer)),
+            *said("scheme", layer.scheme or "none", style="bold"),
+            *_rules_section(layer),
+            *kernel_section(group.kernels(), 1),
+            *ranked_section(layer),
+            *said("applies", *layer.transforms),
+            *said("deviates", *layer.deviations),
+            *said("same as", *(f"{engine}: {', '.join(classes)}" for engine, classes in layer.equivalents.items())),
+            *said("differs", *(f"{engine}: {reason}" for engine, reason in layer.differs.items())),
+            *failure_sections(group),
+        ]
+    )
 
 
-def _tensor_rows(layer: Resolution) -> list[tuple[str, str, str]]:
+def _tensor_texts(layer: Resolution) -> list[str]:
     size = max((len(name) for name in layer.tensors), default=0)
-    return [
-        ("tensors" if i == 0 else "", f"{name:<{size}}  {info.dtype:<7} {list(info.shape)}", "")
-        for i, (name, info) in enumerate(layer.tensors.items())
-    ]
+    return [f"{name:<{size}}  {info.dtype:<7} {list(info.shape)}" for name, info in layer.tensors.items()]
 
 
-def _rule_rows(layer: Resolution) -> list[tuple[str, str, str]]:
+def _rules_section(layer: Resolution) -> list[Section]:
     """Every rule's answer, the accepted one first, then the nearest."""
     trace = layer.trace.rules
     size = max((len(candidate.rule.name) for candidate in trace), default=0)
     rows = []
-    for i, candidate in enumerate(trace):
+    for candidate in trace:
         status = "yes" if candidate.accepted else "no"
         reason = str(candidate).partition(": ")[2] if status == "no" else origin(candidate.rule)
-        text = f"{candidate.rule.name:<{size}} {status:<3}  {reason}"
-        rows.append(("rules" if i == 0 else "", text, STATUS_STYLES[status]))
-    return rows
+        lead = f"{candidate.rule.name:<{size}} {status:<3}  "
+        rows.append(Row(lead + reason, STATUS_STYLES[status], hang=len(lead)))
+    return [Section("rules", rows)] if rows else []
 
 
-def why_not_lines(plan: Plan, backend: str, width: int) -> Iterator[Line]:
+def why_not_lines(plan: Plan, backend: str, page: Page) -> Iterator[Line]:
     """For each group of layers, what kept this backend's kernels from being chosen."""
     for group in groups(plan.layers):
         layer, count = group.first, len(group)
         dtype = layer.spec.dtype if layer.spec is not None else None
         args = layer_text(layer.weights, layer.inputs, layer.outputs, dtype)
         head = f"{count} layer{'s' if count != 1 else ''}   {layer.scheme or 'no scheme'}"
-        yield [(head, "bold"), f"   {args}" if args else ""]
-        yield from name_lines(group, width)
-        rows = kernel_rows([a for a in group.kernels() if a.kernel.backend == backend], count, layer.kernel)
-        yield from labelled(rows or [("kernels", _no_candidate(layer, backend), "")])
+        line: Line = [(head, "bold"), f"   {args}" if args else ""]
+        yield line
+        own = [answer for answer in group.kernels() if answer.kernel.backend == backend]
+        kernels = kernel_section(own, count, layer.kernel) or said("kernels", _no_candidate(layer, backend))
+        yield from fit([*name_section(group, page.width), *kernels], page, taken=page.height(line))
 
 
 def _no_candidate(layer: Resolution, backend: str) -> str:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 from ..registry.errors import QuantDispatchError
 from ..registry.facts import SIDES
 from ..registry.registry import Registry, get_registry
-from .explain_text import labelled, origin
+from .group_text import origin
 from .output import Line, Output
+from .page import labelled
 
 if TYPE_CHECKING:
     from ..registry.analysis import Finding

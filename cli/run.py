@@ -34,8 +34,7 @@ def run_command(
         Output().json({"version": 1, **figures})
         return 0
     output = Output()
-    for line in answer.text.splitlines():
-        output.line(line)
+    output.prose(answer.text)
     output.stream.flush()
     Output(sys.stderr).line(
         f"{answer.prompt_tokens} prompt and {answer.new_tokens} new tokens · {answer.tokens_per_second:.1f} tokens/s"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quantdispatch.cli.explain_text import plan_lines
+from quantdispatch.cli.page import Page
 from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.errors import CheckpointError, NoKernelFound, NoSchemeFound
 
@@ -92,8 +93,8 @@ def plan(*layers: Any, **changes: Any) -> Any:
     return SimpleNamespace(**{**values, **changes})
 
 
-def text(made: Any, width: int = 110) -> list[str]:
-    lines = ("".join(part if isinstance(part, str) else part[0] for part in line) for line in plan_lines(made, width))
+def text(made: Any, page: Page = Page()) -> list[str]:  # noqa: B008
+    lines = ("".join(part if isinstance(part, str) else part[0] for part in line) for line in plan_lines(made, page))
     return [line.rstrip() for line in lines]
 
 
@@ -232,8 +233,7 @@ def test_what_differs_is_never_merged() -> None:
     for changes in (
         {"weights": QuantArgs(num_bits=4, symmetric=False, group_size=32)},
         {"kernel": "reference"},
-        {"target": "re:.*"},
-        {"group": "group_1"},
+        {"target": None},
         {"deviations": ("inputs stay unquantized",)},
         {"inputs": QuantArgs(strategy="token", dynamic=True)},
     ):
@@ -264,9 +264,24 @@ def test_dense_layers_are_one_block_whatever_ignored_them() -> None:
 
 
 def test_a_long_ignore_list_is_cut() -> None:
-    shown = text(plan(*[dense(f"a.{i}") for i in range(50)]))
-    assert sum(line.startswith("    ignored  ") for line in shown) == 12
-    assert "             and 38 more entries (all of them with --json)" in shown
+    made = plan(*[dense(f"a.{i}") for i in range(50)])
+    assert sum(line.startswith("    ignored  ") for line in text(made)) == 12
+    assert "             and 38 more entries (all of them with --full)" in text(made)
+    assert sum(line.startswith("    ignored  ") for line in text(made, Page(full=True))) == 50
+
+
+def test_entries_that_decide_the_same_are_counted_in_one_block() -> None:
+    """A config may name each layer by itself, or in groups that say the same."""
+    layers = [layer(f"a.{i}", target=f"a.{i}") for i in range(3)] + [layer("b.0"), layer("b.1", group="group_1")]
+    assert text(plan(*layers))[2:9] == [
+        "5 layers   wNa16_int   int4 asymmetric, group 64 -> bf16   cpu / int4_torch",
+        "    a.0-2",
+        "    b.0-1",
+        '    target   "a.0" in group_0 (1, from tensors: weight_packed, weight_zero_point)',
+        '             "a.1" in group_0 (1)',
+        '             "a.2" in group_0 (1)',
+        '             "Linear" in group_0 (1)',
+    ]
 
 
 def test_transforms_are_shown_and_keep_layers_apart() -> None:

@@ -12,7 +12,8 @@ from quantdispatch.cli.grouping import Group, groups
 
 def told(group: Group) -> object:
     kernels = [(answer.kernel.name, answer.chosen, answer.counts) for answer in group.kernels()]
-    return group.names, group.first, len(group), group.stored(), group.ignored(), kernels
+    counts = group.stored(), group.ignored(), group.targets(), group.failures(), group.remedies()
+    return group.names, group.first, len(group), counts, kernels
 
 
 def test_as_one_by_one(tmp_path: Path) -> None:
@@ -35,5 +36,7 @@ def test_as_one_by_one(tmp_path: Path) -> None:
     assert [told(group) for group in found] == [told(group) for group in expected]
     assert sum(map(len, found)) == len(layers)
     named = {tuple(group.names) for group in found}
-    assert {("m.0.bad", "m.1.bad"), ("m.1.up",), ("m.2.up",), ("n.0", "n.1", "o.0", "o.1")} <= named
+    assert {("m.0.bad", "m.1.bad"), ("n.0", "n.1", "o.0", "o.1")} <= named
+    (usual,) = (group for group in found if "m.1.up" in group.names)
+    assert usual.targets() == {("Linear", "group_0"): 6, ("m.1.up", "group_0"): 1, ("m.2.up", "group_0"): 1}
     assert found[-1].ignored() == {"n.0": 1, "n.1": 1, "re:o.*": 2} and found[0].first.error is not None

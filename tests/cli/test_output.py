@@ -20,7 +20,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR_FORCE", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
 
@@ -35,6 +35,11 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         (True, {"TERM": "dumb"}, False),
         (False, {"FORCE_COLOR": "1"}, True),
         (False, {"FORCE_COLOR": "1", "NO_COLOR": "1"}, False),
+        (False, {"FORCE_COLOR": "1", "TERM": "dumb"}, False),
+        (False, {"FORCE_COLOR": ""}, False),
+        (False, {"CLICOLOR_FORCE": "1"}, True),
+        (False, {"CLICOLOR_FORCE": "0"}, False),
+        (False, {"CLICOLOR_FORCE": "1", "NO_COLOR": "1"}, False),
     ],
 )
 def test_when_styles_are_used(
@@ -49,9 +54,8 @@ def test_when_styles_are_used(
     assert "plain" in stream.getvalue()
 
 
-@pytest.mark.parametrize("stream", [io.StringIO(), Terminal()], ids=["pipe", "terminal"])
-def test_long_lines_stay_in_one_piece(stream: io.StringIO) -> None:
-    name = "model.layers." + "x" * 500
+def test_long_lines_stay_in_one_piece_in_a_pipe() -> None:
+    stream, name = io.StringIO(), "model.layers." + "x" * 500
     Output(stream).line(name)
     assert stream.getvalue().strip("\n") == name
 
