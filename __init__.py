@@ -79,13 +79,15 @@ __all__ = [  # noqa: PLE0604
 ]
 
 
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f".{home}", __name__), _RENAMED.get(name, name))
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # or a checker would take any name for one of ours
+
+    def __getattr__(name: str) -> Any:
+        home = _HOME.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f".{home}", __name__), _RENAMED.get(name, name))
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

@@ -10,11 +10,11 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from .domains import ANYTHING, Domain, _text, domain
 from .facts import ARGS_FIELDS, KERNEL_FIELDS, LAYER_FIELDS, OPEN_PREFIXES, SIDES
-from .values import ABSENT, PRESENT, UNKNOWN
+from .values import ABSENT, PRESENT, UNKNOWN, Marker
 
 
 @dataclass(frozen=True)
@@ -97,10 +97,30 @@ def without_followers(mismatches: list[Mismatch]) -> list[Mismatch]:
     return [m for m in mismatches if m.field.partition(".")[0] not in sides or m.field in sides]
 
 
-class Args:
-    """Constraints on one side's quant args, which must be there: ``Args(type="int", num_bits={4, 8})``."""
+class ArgsFields(TypedDict, total=False):
+    """The names of ``ARGS_FIELDS``, for type checkers."""
 
-    def __init__(self, **fields: Any) -> None:
+    type: Any
+    num_bits: Any
+    strategy: Any
+    symmetric: Any
+    dynamic: Any
+    group_size: Any
+    block_structure: Any
+    actorder: Any
+    scale_dtype: Any
+    zp_dtype: Any
+
+
+class Args:
+    """Constraints on one side's quant args, which must be there: ``Args(type="int", num_bits={4, 8})``.
+
+    Fields: ``type``, ``num_bits``, ``strategy``, ``symmetric``, ``dynamic``, ``group_size``, ``block_structure``,
+    ``actorder``, ``scale_dtype``, ``zp_dtype``. A value, a set of values, or a domain such as ``at_least(32)``.
+    Raises ``TypeError`` for a field of another name.
+    """
+
+    def __init__(self, **fields: Unpack[ArgsFields]) -> None:
         unknown = sorted(set(fields) - set(ARGS_FIELDS))
         if unknown:
             raise TypeError(f"Args has no field {', '.join(unknown)}; it has {', '.join(ARGS_FIELDS)}")
@@ -172,10 +192,24 @@ def _order(verdict: Verdict) -> tuple[bool, int]:
     return (verdict.status == "no", len(verdict.mismatches) + len(verdict.conditions))
 
 
+class WhenFields(TypedDict, total=False):
+    """What ``When`` has names for; fields such as ``"weights.num_bits"`` are given in a mapping."""
+
+    kind: Any
+    format: Any
+    same_group: Any
+    weights: Args | Marker
+    inputs: Args | Marker
+    outputs: Args | Marker
+
+
 class When(Predicate):
     """What a rule demands of a layer: ``kind``, ``format``, ``weights``, ``inputs``, ``outputs``, ``same_group``."""
 
     known = LAYER_FIELDS
+
+    def __init__(self, fields: Mapping[str, Any] | None = None, /, **keywords: Unpack[WhenFields]) -> None:
+        super().__init__(fields, **keywords)
 
 
 class Needs(Predicate):

@@ -7,7 +7,9 @@ A config.json has no shapes, so N and K are ``UNKNOWN`` there; a weight-only lay
 from __future__ import annotations
 
 
-class _Marker:
+class Marker:
+    """The type of ``ABSENT`` and ``UNKNOWN``; each is one object, compared by identity, and false."""
+
     __slots__ = ("_name",)
 
     def __init__(self, name: str) -> None:
@@ -24,6 +26,6 @@ class _Marker:
         return self._name.upper()
 
 
-ABSENT = _Marker("Absent")
-UNKNOWN = _Marker("Unknown")
+ABSENT = Marker("Absent")
+UNKNOWN = Marker("Unknown")
 PRESENT = "present"
