@@ -25,10 +25,11 @@ import triton
 
 from .config import Config
 
+_LOCKS = True
 try:
     import fcntl
 except ImportError:  # pragma: no cover - Windows, where writers may lose each other's entries, but no file breaks
-    fcntl = None  # type: ignore[assignment]
+    _LOCKS = False
 
 C = TypeVar("C")
 #: of the file's form: raised when entries change their meaning
@@ -139,7 +140,7 @@ def _replace(path: Path, document: dict[str, Any]) -> None:
 @contextmanager
 def _alone(place: Path) -> Iterator[None]:
     """Between processes, as far as the file system knows locks. The folder is locked: a file would be left behind."""
-    if fcntl is None:
+    if not _LOCKS:
         yield
         return
     handle = os.open(place, os.O_RDONLY)

@@ -47,7 +47,8 @@ class Family(Generic[C]):
     def choice(self, index: int, *args: Hashable) -> C:
         """For a launch on the ``index``-th device. Nothing is measured here, and after a first time nothing is read."""
         trial: Trial | None = getattr(_here, "trial", None)
-        return _settled(self, index, args) if trial is None else trial.choice(self, index, args)
+        chosen: C = _settled(self, index, args) if trial is None else trial.choice(self, index, args)
+        return chosen
 
 
 @lru_cache(maxsize=8192)
