@@ -1,6 +1,6 @@
 """``python -m benchmarks [NAME ...] [--json FILE]``: run some or all measurements and print them as tables.
 
-``python -m benchmarks presets|minilm|front_page [OPTIONS]`` measures real models and writes a page.
+``python -m benchmarks presets|minilm|front_page|vllm_decode|cpu_page [OPTIONS]`` writes a page of docs/ each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 #: these write a page of docs/ each and have options of their own
-PAGES = ("presets", "minilm", "front_page")
+PAGES = ("presets", "minilm", "front_page", "vllm_decode", "cpu_page")
 NAMES = (
     "startup",
     "plugin_collection",
@@ -27,6 +27,7 @@ NAMES = (
     "memory",
     "agreement",
     "decode",
+    "end_to_end",
     "moe",
     "cpu_linear",
     "cpu_moe",
