@@ -70,7 +70,7 @@ def opened(file: Path | None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_no_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(NoKernelFound, match="were not built; install a C\\+\\+17 compiler"):
+    with pytest.raises(NoKernelFound, match="were not built.*; install a C\\+\\+17 compiler"):
         opened(None, monkeypatch)
 
 
@@ -83,8 +83,9 @@ def test_a_library_that_does_not_load(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
 @built
 def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "ABI_VERSION", library.ABI_VERSION + 1)
-    with pytest.raises(NoKernelFound, match="another version.*observed 1, required 2"):
+    built = library.ABI_VERSION
+    monkeypatch.setattr(library, "ABI_VERSION", built + 1)
+    with pytest.raises(NoKernelFound, match=f"another version.*observed {built}, required {built + 1}"):
         opened(native_library(), monkeypatch)
 
 
@@ -99,7 +100,7 @@ def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
             library.set_isa(other)
     assert library.isa() == library.best_isa()
     monkeypatch.setenv("QUANTDISPATCH_ISA", "sse9")
-    with pytest.raises(ConfigError, match="QUANTDISPATCH_ISA, observed sse9"):
+    with pytest.raises(ConfigError, match="observed sse9.*QUANTDISPATCH_ISA"):
         opened(native_library(), monkeypatch)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ....numerics.activations import quantize_outputs
 from ....registry.args import QuantArgs
-from ....registry.errors import QuantDispatchError
+from ....registry.errors import ConfigError, QuantDispatchError
 from ....registry.facts import KernelSpec
 from ....registry.operands import Operands
 from ..tracing import recording
@@ -150,6 +150,8 @@ def probe() -> str | None:
             wrong = impl.apply(x[:rows], state) - x[:rows] @ small.float().t()
             if (off := wrong.abs().max().item()) != 0:
                 return f"the native int8 kernels are off by {off} at {bits} bits and {rows} rows"
+    except ConfigError:  # an instruction set that is not there: no other kernel is to hide it
+        raise
     except QuantDispatchError as error:
         return str(error)
     return None
