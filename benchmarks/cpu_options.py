@@ -25,7 +25,9 @@ def add_options(parser: argparse.ArgumentParser, ops: Sequence[str], rows: Seque
     parser.add_argument("--ops", nargs="+", choices=ops, default=ops, metavar="OP", help=", ".join(ops))
     parser.add_argument("--m", nargs="+", type=int, default=rows, metavar="M", help="numbers of rows")
     parser.add_argument("--seconds", type=float, default=seconds, help="of a cell, once it has three rounds")
-    parser.add_argument("--isa", choices=("avx512", *_CAPS), help="use no wider instruction set, nor let torch")
+    parser.add_argument(
+        "--isa", choices=("avx512_vnni", "avx512", *_CAPS), help="use no wider instruction set, nor let torch"
+    )
 
 
 @contextmanager

@@ -113,6 +113,29 @@ def test_what_is_not_finite_stays_so(library, m, value, dtype):
     assert y[:-1].isfinite().all()
 
 
+@pytest.mark.parametrize("m", [1, 2, 5, 30])
+@pytest.mark.parametrize(("kind", "bits"), [(INT, 4), (INT, 8), (INT, 3), (FP4, 4)])
+def test_small_values_beside_a_large_one(library, m, kind, bits):
+    """Values of bf16 down to 2^-13 of the largest lose nothing, also where that one is multiplied by 0; below that what
+    is lost is in proportion to the largest."""
+    case = Case(80, 200, 100, kind, bits, FP32, seed=9)
+    case.codes[:, 7] = 0 if kind == FP4 else case.offset()
+    x = rows_of_x(m, case, BF16).clamp(-1.9, 1.9)
+    x[x.abs() < 2**-3] = 0
+    weight, w = case.pack(library), case.magnitude()
+    x[:, 7] = 2.0**10
+    assert_right(case, masked(x), linear(library, weight, x.float()))
+    x[:, 7] = 2.0**30
+    off = (linear(library, weight, x.float()).double() - masked(x).double() @ case.dense().T).abs()
+    assert (off <= 2.0 ** (30 - 22) * w.sum(1)).all()
+
+
+def masked(x):
+    x = x.float().clone()
+    x[:, 7] = 0
+    return x
+
+
 @pytest.mark.parametrize("m", [1, 4, 9, 12, 30])
 def test_nan_codes_and_scales(library, m):
     case = Case(70, 64, 32, FP8, 8, BF16, seed=4)

@@ -1,9 +1,9 @@
 // What the AVX-512 files share: the instruction set they are compiled for, loads of scales and zero points, stores.
 //
 // Needs avx512 f, bw, dq, vl, vbmi, vnni and bf16 (and avx2, fma, f16c): AMD from Zen 4 on, Intel from Sapphire Rapids
-// on. dispatch.cpp asks for just these. The *correctness* of these files is tested on any machine by compiling them
-// with QD_EMULATE against SIMDe (tests/native/avx512_simde.h); their *speed* is unmeasured: what comments say of it
-// comes from instruction tables and llvm-mca.
+// on. dispatch.cpp asks for just these. These files are tested on any machine by compiling them with QD_EMULATE against
+// SIMDe (tests/native/avx512_simde.h). What is said of their speed was measured on Intel's Emerald Rapids; AMD's
+// processors are unmeasured.
 //
 // Everything here lives in an unnamed namespace, and what is included comes before the pragma: no function compiled for
 // AVX-512 may be merged with another file's copy of it.

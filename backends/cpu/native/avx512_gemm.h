@@ -2,7 +2,7 @@
 // AVX-512. Included after avx512_rows.h.
 //
 // A block of 6 rows by 64 outputs keeps 24 sums in registers; a step takes 4 loads of weights, 6 broadcasts of x and 24
-// vdpbf16ps, of which a core does one a cycle (unmeasured).
+// vdpbf16ps.
 #pragma once
 #include "avx512_rows.h"
 

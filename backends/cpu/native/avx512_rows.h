@@ -1,7 +1,7 @@
 // One to four rows: codes go from memory through a register into the sums, for AVX-512. Included after avx512_codes.h.
 //
-// Bound by memory at one row: a dword row of a tile (256 bytes) with 4-bit codes takes 12 shifts, 16 vpermw and 16
-// vdpbf16ps, about 24 cycles by instruction tables (unmeasured), that is 30 GB/s at 3 GHz.
+// A dword row of a tile (256 bytes) with 4-bit codes takes 12 shifts, 16 vpermw and 16 vdpbf16ps: about 24 cycles where a
+// core does one vdpbf16ps a cycle (AMD's, by instruction tables), 40 where it takes two.
 #pragma once
 #include "avx512_codes.h"
 

@@ -1,6 +1,6 @@
 // int8 activations on AVX-512 with VNNI: vpdpbusd multiplies four unsigned bytes of codes with four signed ones of x and
 // adds to an int32, without saturation. x stands in byte order (int8.h), so a dword of x is broadcast against 16
-// outputs. The speed of this file is unmeasured.
+// outputs.
 //
 // Few rows: codes go from memory through a register into the sums. More rows: a stretch of a tile's codes becomes bytes
 // in L1 (8-bit codes are bytes already) and is multiplied by blocks of up to 6 rows; sums of spans longer than a stretch
