@@ -88,6 +88,7 @@ def bare(kind: Any, experts: int) -> Any:
         from sglang.srt.layers.moe import MoeRunnerConfig
 
         module.num_experts, module.num_fused_shared_experts = experts, 0
+        module.uses_expert_location = True
         module.hidden_size, module.intermediate_size_per_partition = 256, 128
         module.moe_runner_config = MoeRunnerConfig(activation="silu")
     return module

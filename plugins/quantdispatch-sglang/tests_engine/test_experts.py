@@ -15,7 +15,7 @@ from sglang.srt.layers.moe.fused_moe_triton import FusedMoE
 from sglang.srt.layers.moe.token_dispatcher import StandardDispatchOutput
 from sglang.srt.layers.moe.topk import StandardTopKOutput
 
-from quantdispatch import NoSchemeFound
+from quantdispatch import ConfigError, NoSchemeFound
 
 E, H, INNER, TOP = 4, 256, 128, 2
 PACKED, INTS = "pack-quantized", "int-quantized"
@@ -151,6 +151,35 @@ def test_experts_and_projections_that_differ(ranks: Any) -> None:
     close(run(finish(made), *batch), expected(layers, *batch), 1e-4)
 
 
+def test_experts_that_differ_stand_where_sglang_puts_them(ranks: Any) -> None:
+    """Six places on two ranks for four experts, of which the first is of int8."""
+    from sglang.srt.eplb import expert_location
+
+    places = [[2, 0, 3], [1, 2, 0]]
+    location = SimpleNamespace(
+        num_logical_experts=E,
+        physical_to_logical_map_cpu=torch.tensor([places[0] + places[1]]),
+        logical_to_all_physical=lambda layer, expert, _: [p for p, e in enumerate(sum(places, [])) if e == expert],
+    )
+    first = ([f"re:{PREFIX}[.]0[.].*"], weights(8, "channel"), None, PACKED)
+    block = config(first, (["Linear"], weights(), None, PACKED))
+    layers, (x, _, share) = experts(block), tokens()
+    expert_location.set_global_expert_location_metadata(location, allow_overwrite=True)
+    try:
+        for rank, here in enumerate(places):
+            with ranks(2, 0, experts=2, expert_rank=rank):
+                made = FusedMoE(6, H, INNER, 0, top_k=TOP, quant_config=sglang_config(block), prefix=PREFIX)
+                load(made, layers)
+                finish(made)
+            for local, expert in enumerate(here):
+                one, nothing = torch.full((6, 1), local), torch.full((6, 1), -1)
+                found = run(made, x, torch.cat([one, nothing], dim=1), share)
+                wanted = [layers[expert]]
+                close(found, expected(wanted, x, torch.zeros(6, 1, dtype=torch.int64), share[:, :1]), 1e-4)
+    finally:
+        expert_location.set_global_expert_location_metadata(None, allow_overwrite=True)
+
+
 @pytest.mark.parametrize("target", ["re:.*experts.*\\.w[123]$", "Linear"])
 def test_other_names_of_projections(target: str, ranks: Any) -> None:
     prefix = "model.layers.0.block_sparse_moe.experts"
@@ -171,6 +200,21 @@ def test_mxfp4_does_not_go_before_ignore(ranks: Any, gpu: Callable[[str], None])
                 gpu(arch)
             made = module(block)
             assert type(made.quant_method).__name__ == "UnquantizedFusedMoEMethod"
+
+
+def test_experts_that_move_while_they_serve_are_refused(ranks: Any) -> None:
+    """SGLang moves a module's parameters, which ours has none of: its tables alone would change."""
+    from sglang.srt.runtime_context import get_context
+
+    block = config((["Linear"], ASYMMETRIC["int4 g32"], None, PACKED))
+    override = get_context().override_server_args(enable_eplb=True)
+    override.install()
+    try:
+        with ranks(), pytest.raises(ConfigError) as caught:
+            module(block)
+    finally:
+        override.restore()
+    assert caught.value.field == "enable_eplb" and caught.value.layer == PREFIX
 
 
 def test_without_the_plugin_the_error_names_it(ranks: Any) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from sglang.srt.layers.moe import get_moe_runner_backend
 from sglang.srt.layers.quantization.fp4_utils import get_fp4_gemm_runner_backend
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.runtime_context import get_exec, get_parallel
 
 from .policy import settings_of
 
@@ -30,6 +30,11 @@ def speaks() -> bool:
         return bool(get_parallel().tp_rank == 0)
     except (RuntimeError, ValueError):  # nothing is distributed yet
         return True
+
+
+def experts_move() -> bool:
+    """Does SGLang move experts between ranks while it serves (``--enable-eplb``)?"""
+    return bool(get_exec().moe.enable_eplb)
 
 
 def _value(backend: object) -> str:

@@ -23,6 +23,7 @@ from quantdispatch.engines.adapters.report import Report
 from quantdispatch.registry.errors import ConfigError
 from quantdispatch.registry.resolution import Resolution
 
+from . import device
 from .activation import gated
 from .linear import placeholder
 
@@ -94,10 +95,10 @@ class QuantDispatchExpertsMethod(PartitionedExperts, FusedMoEMethodBase):  # typ
         routed = layer._num_local_routed
         if local >= routed:
             return self.shared[shard]
-        members = self.projections[shard]
-        if get_global_expert_location_metadata() is not None:
-            return members.one()  # which of them it is that is here is only known to SGLang's loader
-        return members.layers[(layer._expert_storage_rank * routed + local) % len(members.layers)]
+        number, location = layer._expert_storage_rank * routed + local, location_of(layer)
+        if location is not None:
+            number = int(location.physical_to_logical_map_cpu[layer.layer_id, number])
+        return self.projections[shard].layers[number]
 
     def process_weights_after_loading(self, layer: Any) -> None:
         if self.placeholders:  # else it was done before
@@ -138,3 +139,15 @@ class QuantDispatchExpertsMethod(PartitionedExperts, FusedMoEMethodBase):  # typ
                 field="with_bias", observed=True, required=False,
                 remedy="leave the model to SGLang: QUANTDISPATCH_SGLANG=0", code="QD516",
             )  # fmt: skip
+        if device.experts_move():  # SGLang would change its tables, and find no parameters of ours to move
+            raise ConfigError(
+                "experts that quantdispatch computes cannot be moved between ranks while SGLang serves",
+                layer=self.prefix, field="enable_eplb", observed=True, required=False,
+                remedy="serve without --enable-eplb: where experts are and which are there twice can be set beforehand",
+                code="QD516",
+            )  # fmt: skip
+
+
+def location_of(layer: Any) -> Any | None:
+    """SGLang's tables of where experts are, of which some may be there twice; ``None`` where they are in order."""
+    return get_global_expert_location_metadata() if layer.uses_expert_location else None

@@ -10,7 +10,7 @@ from quantdispatch.engines.adapters.layers import Members
 from quantdispatch.registry.resolution import Resolution
 
 from . import device, limits, policy
-from .experts import QuantDispatchExpertsMethod
+from .experts import QuantDispatchExpertsMethod, location_of
 from .marlin import ZeroPointMarlinMoE, suits
 
 #: names in checkpoints of gate, what it gates, and down. SGLang does not tell which a model has
@@ -62,7 +62,11 @@ def projections_of(config: Any, layer: Any, prefix: str) -> list[Members]:
     names = triple if layer.moe_runner_config.is_gated else (triple[0], triple[2])
     if not layer.moe_runner_config.is_gated and _TRIPLES[0] is triple:
         names = ("up_proj", "down_proj")
-    found: list[Members] = config.table.experts(prefix, names, layer.num_experts - layer.num_fused_shared_experts)
+    location = location_of(layer)
+    count = layer.num_experts - layer.num_fused_shared_experts
+    if location is not None:  # experts that are there twice are one in the checkpoint
+        count = location.num_logical_experts
+    found: list[Members] = config.table.experts(prefix, names, count)
     return found
 
 
