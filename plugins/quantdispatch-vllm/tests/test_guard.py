@@ -68,39 +68,6 @@ def test_turned_off_it_does_not_even_look(monkeypatch, caplog) -> None:
     assert not caplog.records
 
 
-STAND_IN = "quantdispatch_vllm_stand_in"
-
-
-@pytest.fixture
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
-    module = types.ModuleType(STAND_IN)
-
-    class Config:
-        def get(self, layer: object, prefix: str) -> None: ...
-
-    module.Config = Config  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, STAND_IN, module)
-    return module
-
-
-@pytest.mark.parametrize(
-    "needed, words",
-    [
-        ({"Config.get": ("layer", "prefix")}, None),
-        ({"Config.get": ("layer", "name")}, "takes no name"),
-        ({"Config.put": ()}, "no Config.put"),
-        ({"Other": ()}, "no Other"),
-    ],
-)
-def test_what_is_not_as_it_was_is_named(stand_in, needed, words) -> None:
-    found = guard.missing({STAND_IN: needed})
-    assert found is None if words is None else words in found
-
-
-def test_a_module_that_cannot_be_imported_is_named() -> None:
-    assert "no_such_engine" in (guard.missing({"no_such_engine.layers": {"X": ()}}) or "")
-
-
 def test_without_vllm_none_is_found(monkeypatch) -> None:
     monkeypatch.setattr(guard, "packages_distributions", lambda: {})
     assert guard.installed() is None

@@ -6,9 +6,9 @@ configs are pickled to every worker.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from copy import deepcopy
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -22,11 +22,10 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
 from vllm.platforms import current_platform
 
+from quantdispatch.engines.adapters.checkpoint import planned_layers, readable_groups
 from quantdispatch.engines.adapters.layers import LayerTable, Members
 from quantdispatch.registry.config_models import ConfigGroup
-from quantdispatch.registry.errors import ConfigError, QuantDispatchError
-from quantdispatch.registry.plan import plan
-from quantdispatch.registry.resolution import Resolution
+from quantdispatch.registry.errors import ConfigError
 
 from . import policy, settings
 from .linear import QuantDispatchLinearMethod, VllmFirstLinearMethod
@@ -43,6 +42,7 @@ _MADE = ("_table", "_report", "_mapper")
 def take_over() -> None:
     """Every checkpoint of compressed-tensors is read by :class:`QuantDispatchConfig` from here on."""
     settings.order()  # a wrong value is to be told before a model is loaded
+    import_module(f"{__package__}.experts")  # what is imported for a model with experts must fail here if it does
     register_quantization_config(METHOD)(QuantDispatchConfig)
 
 
@@ -70,14 +70,8 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     @classmethod
     def _quantization_scheme_map_from_config(cls, config: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's own map, of the groups that it can read: others are only quantdispatch's to compute."""
-        found: dict[str, Any] = {}
-        for name, group in config.get("config_groups", {}).items():
-            try:
-                found |= super()._quantization_scheme_map_from_config({**config, "config_groups": {name: group}})
-            except Exception as refusal:  # assertions, pydantic's errors and others
-                LOG.debug("vLLM cannot read group %s: %s", name, refusal)
-        return found
+        """vLLM's own map, of the groups that it can read."""
+        return readable_groups(config, super()._quantization_scheme_map_from_config, LOG)
 
     def maybe_update_config(self, model_name: str, *args: Any, **kwargs: Any) -> None:
         self.model = model_name
@@ -96,41 +90,22 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
         made = self.__dict__.get("_table")
         if made is None:
             device, dtype = current_device(), _dtype()
-            stored, raw = self._stored(device, dtype)
-            made = LayerTable(
-                self._renamed(raw), device=device, dtype=dtype, fusions=self.packed_modules_mapping, stored=stored
+            mapper = self.__dict__.get("_mapper")
+            stored = planned_layers(self.model, mapper and mapper._map_name, device=device, dtype=dtype, log=LOG)
+            made = self.__dict__["_table"] = LayerTable(
+                self._renamed(), device=device, dtype=dtype, fusions=self.packed_modules_mapping, stored=stored
             )
-            self.__dict__["_table"] = made
         return made
 
     @property
     def report(self) -> Report:
         return self.__dict__.setdefault("_report", Report(self.model))
 
-    def _stored(self, device: str, dtype: str) -> tuple[dict[str, Resolution], Mapping[str, Any]]:
-        """Layers as a plan of the checkpoint resolves them, by vLLM's names, where its files are at hand."""
-        if not os.path.isdir(self.model):
-            return {}, self.raw
-        try:
-            planned = plan(self.model, device=device, dtype=dtype, strict=False)
-        except QuantDispatchError as error:  # files that vLLM reads and a plan does not
-            LOG.debug("no plan of %s: %s", self.model, error)
-            return {}, self.raw
-        if planned.checkpoint is None or planned.raw.get("quantization_config") is None:
-            return {}, self.raw
-        mapper = self.__dict__.get("_mapper")
-        if mapper is None:
-            return dict(planned.layers), self.raw
-        names = {name: mapper._map_name(f"{name}.weight") for name in planned.layers}
-        return {
-            new.removesuffix(".weight"): planned.layers[old] for old, new in names.items() if new is not None
-        }, self.raw
-
-    def _renamed(self, raw: Mapping[str, Any]) -> dict[str, Any]:
+    def _renamed(self) -> dict[str, Any]:
         """The block with the names of layers in it as vLLM has them, as vLLM does it for its own."""
         mapper = self.__dict__.get("_mapper")
         if mapper is None:
-            return dict(raw)
+            return dict(self.raw)
 
         def rename(entries: Any) -> list[str]:
             paths = [entry if "." not in entry or entry.startswith("re:") else None for entry in entries]
@@ -141,9 +116,9 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
         groups = {
             name: {**group, "targets": rename(group["targets"])} if isinstance(group, Mapping) else rename(group)
-            for name, group in (raw.get("config_groups") or {}).items()
+            for name, group in (self.raw.get("config_groups") or {}).items()
         }
-        return {**raw, "config_groups": groups, "ignore": rename(raw.get("ignore") or [])}
+        return {**self.raw, "config_groups": groups, "ignore": rename(self.raw.get("ignore") or [])}
 
     # -- what vLLM asks
 
@@ -186,7 +161,7 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
             )  # fmt: skip
             self._check_scheme_supported(scheme.get_min_capability())
         except Exception as refusal:  # ValueError, NotImplementedError, bare assertions, and RuntimeError
-            self.report.refused(module, refusal)
+            self.report.unable(module, refusal)
             return False
         if type(scheme).__name__ not in first.equivalents[policy.ENGINE]:
             return False

@@ -1,31 +1,27 @@
-"""One line in vLLM's log: how many layers go by which scheme and kernel, and the command that explains them."""
+"""One line in vLLM's log, said when the last module of a model has its weights."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
 
 from quantdispatch.engines.adapters.layers import Members
-from quantdispatch.registry.resolution import Resolution
+from quantdispatch.engines.adapters.report import Report as Common
 
-LOG = logging.getLogger("vllm.plugins.quantdispatch")
+from .guard import GUARD
+
+LOG = logging.getLogger(GUARD.log)
 
 
-class Report:
-    """Collects while modules are built and loaded. ``source``: what to explain."""
+class Report(Common):
+    """``source``: what to explain."""
 
     def __init__(self, source: str = "") -> None:
-        self.source = source
-        self.kernels: dict[str, tuple[str, str]] = {}
+        super().__init__(LOG, source)
         self._refused: set[str] = set()
         self._awaited: set[int] = set()
         self._said = False
 
-    def note(self, layer: Resolution, kernel: str) -> None:
-        """The kernel of a layer of the checkpoint."""
-        self.kernels[layer.name] = (layer.scheme or "dense", kernel)
-
-    def refused(self, module: Members, reason: Exception) -> None:
+    def unable(self, module: Members, reason: Exception) -> None:
         """vLLM has no kernel for a scheme that it has a class for. Said once for a scheme."""
         scheme = module.first.scheme or ""
         if scheme not in self._refused:
@@ -42,9 +38,3 @@ class Report:
         if not self._awaited and not self._said and rank == 0:
             self._said = True
             LOG.info("%s", self.line())
-
-    def line(self) -> str:
-        """``quantdispatch: 210 layers wNa16_int on cpu/native; why: quantdispatch explain PATH``"""
-        counted = Counter(self.kernels.values())
-        parts = [f"{n} layer{'s'[: n > 1]} {scheme} on {kernel}" for (scheme, kernel), n in counted.items()]
-        return f"quantdispatch: {', '.join(parts) or 'no quantized layer'}; why: quantdispatch explain {self.source}"

@@ -9,11 +9,6 @@ KERNELS = "QUANTDISPATCH_VLLM_KERNELS"
 ORDERS = ("auto", "first", "last")
 
 
-def enabled() -> bool:
-    """``QUANTDISPATCH_VLLM=0`` turns it off."""
-    return os.environ.get(ENABLED, "1") != "0"
-
-
 def order() -> str:
     """Where quantdispatch's kernels stand: ``first``, ``last`` (they serve what vLLM refuses), or ``auto``: first on
     the CPU where they are compiled code, last elsewhere. Raises ``ValueError`` for anything else."""
