@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import quantdispatch_sglang
@@ -45,6 +48,37 @@ def test_installing_is_all() -> None:
 def test_left_off() -> None:
     where, warned = ask(QUANTDISPATCH_SGLANG="0")
     assert where.startswith("sglang.") and not warned
+
+
+@pytest.mark.parametrize("loader", ["DefaultModelLoader", "LayeredModelLoader"])
+def test_loading_a_model_is_where_it_speaks(loader: str) -> None:
+    from sglang.srt.model_loader import loader as loaders
+
+    assert hasattr(getattr(loaders, loader).load_model, "__wrapped__"), "SGLang's own registry of hooks has wrapped it"
+
+
+def test_one_line_in_the_log_on_the_first_rank(ranks: Any, caplog: pytest.LogCaptureFixture) -> None:
+    from layers import config, finish, load, sglang_config, stored, weights
+    from quantdispatch_sglang.config import _say
+    from sglang.srt.layers.linear import ReplicatedLinear
+
+    block = config((["Linear"], weights(), None, "pack-quantized"))
+    made = sglang_config({**block, "hf_config": SimpleNamespace(_name_or_path="/models/m")})
+    with ranks():
+        for name in ("m.q_proj", "m.k_proj"):
+            module = ReplicatedLinear(256, 128, bias=False, quant_config=made, prefix=name)
+            load(module, stored(block, name, 128, 256).tensors)
+            finish(module)
+    with caplog.at_level(logging.INFO, guard.GUARD.log):
+        for rank in (1, 0, 0):
+            with ranks(2, rank):
+                assert _say(module) is None, "what was loaded stays"
+    ((_, kernel),) = set(made.report.kernels.values())
+    said = [record for record in caplog.records if "/models/m" in record.message]
+    assert [record.message for record in said] == [
+        f"quantdispatch: 2 layers wNa16_int on {kernel}; why: quantdispatch explain /models/m"
+    ]
+    assert said[0].name.startswith("sglang."), "SGLang shows its own loggers"
 
 
 def test_it_is_the_sglang_whose_signatures_were_recorded() -> None:

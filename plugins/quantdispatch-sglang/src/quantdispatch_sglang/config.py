@@ -28,13 +28,14 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from quantdispatch.engines.adapters.checkpoint import planned_layers, readable_groups
 from quantdispatch.engines.adapters.fusion import USUAL, member_names
 from quantdispatch.engines.adapters.layers import LayerTable, Members
+from quantdispatch.engines.adapters.report import Report
 from quantdispatch.registry.errors import ConfigError
 from quantdispatch.registry.modules import in_tower
 from quantdispatch.registry.plan import DTYPES
 
 from . import device, policy
 from .linear import QuantDispatchLinearMethod, first
-from .report import LOG, Report
+from .report import LOG
 from .theirs import SingleGroups, args_json
 from .vocabulary import QuantDispatchEmbeddingMethod, QuantDispatchHeadMethod
 
@@ -150,7 +151,7 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
     def report(self) -> Report:
         made: Report | None = self.__dict__.get("_report")
         if made is None:
-            made = self.__dict__["_report"] = Report(self.model)
+            made = self.__dict__["_report"] = Report(LOG, self.model)
             _reports.add(made)
         return made
 
