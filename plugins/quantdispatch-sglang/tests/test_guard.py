@@ -85,3 +85,12 @@ def test_switched_off(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCapture
     installed(monkeypatch, "0.4.6")
     quantdispatch_sglang.register()
     assert not caplog.records and "sglang" not in sys.modules
+
+
+def test_without_a_base_package_that_fits_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "quantdispatch_sglang.guard", None)
+    monkeypatch.delattr(quantdispatch_sglang, "guard")
+    quantdispatch_sglang.register()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "left out" in caplog.text

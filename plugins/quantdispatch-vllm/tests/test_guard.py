@@ -78,3 +78,12 @@ def test_any_distribution_of_it_counts(monkeypatch, name: str) -> None:
     monkeypatch.setattr(guard, "packages_distributions", lambda: {"vllm": ["other", name]})
     monkeypatch.setattr(guard, "version", lambda asked: f"version of {asked}")
     assert guard.installed() == f"version of {name}"
+
+
+def test_without_a_base_package_that_fits_the_engine_starts(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "quantdispatch_vllm.guard", None)
+    monkeypatch.delattr(quantdispatch_vllm, "guard")
+    quantdispatch_vllm.register()
+    assert [record.levelname for record in caplog.records] == ["WARNING"] and "left out" in caplog.text

@@ -5,10 +5,15 @@ Installing is all: vLLM calls :func:`register` in each of its processes. ``QUANT
 
 from __future__ import annotations
 
+import logging
+
 
 def register() -> None:
     """The entry point of group ``vllm.general_plugins``. Never raises: a vLLM that this does not fit starts as without
     it, with one warning."""
-    from .guard import GUARD, obstacle
-
+    try:
+        from .guard import GUARD, obstacle
+    except Exception as error:  # the base package is missing, or of another release
+        logging.getLogger("vllm.plugins.quantdispatch").warning("quantdispatch is left out: %s", error)
+        return
     GUARD.register(obstacle, "quantdispatch_vllm.config:take_over")

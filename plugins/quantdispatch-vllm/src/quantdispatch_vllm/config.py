@@ -47,9 +47,10 @@ def take_over() -> None:
 
 
 class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
-    """``raw``: the block of config.json as it was before vLLM changed it; ``model``: the folder or hub id."""
+    """``raw``: the block of config.json as it was before vLLM changed it, ``None`` where the config was not made of one
+    but by its parts, and is vLLM's own; ``model``: the folder or hub id."""
 
-    raw: dict[str, Any]
+    raw: dict[str, Any] | None = None
     model: str = ""
 
     @classmethod
@@ -103,9 +104,9 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
     def _renamed(self) -> dict[str, Any]:
         """The block with the names of layers in it as vLLM has them, as vLLM does it for its own."""
-        mapper = self.__dict__.get("_mapper")
+        raw, mapper = self.raw or {}, self.__dict__.get("_mapper")
         if mapper is None:
-            return dict(self.raw)
+            return dict(raw)
 
         def rename(entries: Any) -> list[str]:
             paths = [entry if "." not in entry or entry.startswith("re:") else None for entry in entries]
@@ -116,13 +117,15 @@ class QuantDispatchConfig(CompressedTensorsConfig):  # type: ignore[misc]
 
         groups = {
             name: {**group, "targets": rename(group["targets"])} if isinstance(group, Mapping) else rename(group)
-            for name, group in (self.raw.get("config_groups") or {}).items()
+            for name, group in (raw.get("config_groups") or {}).items()
         }
-        return {**self.raw, "config_groups": groups, "ignore": rename(self.raw.get("ignore") or [])}
+        return {**raw, "config_groups": groups, "ignore": rename(raw.get("ignore") or [])}
 
     # -- what vLLM asks
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
+        if self.raw is None:
+            return super().get_quant_method(layer, prefix)
         if isinstance(layer, LinearBase):
             return self._linear(layer, prefix)
         if isinstance(layer, ParallelLMHead):
