@@ -261,6 +261,8 @@ def _run(given: list[str]) -> int:
                 import traceback
 
                 traceback.print_exc()
+            if "--json" in given and isinstance(error, QuantDispatchError):
+                _error_document(error)
             return _fail(*_described(error))
 
 
@@ -269,6 +271,17 @@ def _show_warning(message: Warning | str, *place: Any, **more: Any) -> None:
     from .output import Output
 
     Output(sys.stderr).line(("warning: ", "yellow"), " ".join(str(message).split()))
+
+
+def _error_document(error: QuantDispatchError) -> None:
+    """``{"version": 1, "error": {...}}`` where a document was asked for and there is nothing else to say in it."""
+    from .output import Output
+
+    first = error.errors[0] if isinstance(error, PlanError) and error.errors else error
+    try:
+        Output().json({"version": 1, "error": first.to_json()})
+    except BrokenPipeError:
+        _forget_output()
 
 
 def _described(error: Exception) -> tuple[str, int]:

@@ -34,7 +34,7 @@ def pages() -> dict[str, str]:
         "kernels.md": kernels_page,
         "gpu-kernels.md": gpu_page,
         "engine-differences.md": engines_page,
-        "errors.md": lambda _: errors_page(),
+        "errors.md": errors_page,
     }
     return {name: "\n".join([NOTE, "", *make(registry)]).rstrip() + "\n" for name, make in makers.items()}
 

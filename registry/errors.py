@@ -9,12 +9,14 @@ meaning, the cause and the remedy of each, and says which of the facts an error 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 from .error_codes import CATALOGUE
+from .error_parts import PARTS
 
 
 class QuantDispatchError(Exception):
@@ -75,14 +77,25 @@ class QuantDispatchError(Exception):
         return f" [{self.code}]" if "code" in self.__dict__ else ""
 
     def to_json(self) -> dict[str, Any]:
-        """``{"code", "type", "message", "nearest"}`` as ``explain --json`` prints it; ``"engines"`` where some run."""
+        """``{"code", "type", "message", "layer", "field", "observed", "required", "remedy", "nearest"}`` as commands
+        print it with ``--json``, parts that are not named as ``null``; ``"engines"`` where some run."""
         return {
             "code": self.code,
             "type": type(self).__name__,
             "message": str(self),
+            **{part: _plain(getattr(self, part)) for part in PARTS},
             "nearest": [str(n) for n in getattr(self, "nearest", ())],
             **({"engines": dict(self.engines)} if self.engines else {}),
         }
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has a form for as it is, anything else as the message shows it."""
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    return value if value is None or isinstance(value, (str, int, float)) else _line(value)
 
 
 def _names(text: str, name: str) -> bool:

@@ -101,7 +101,7 @@ def collect(source: Source) -> Collected:
             given = error if isinstance(error, PluginError) else None
             raise PluginError(
                 f"plugin {source.name} of {source.distribution} {source.version}: {reason}",
-                field=source.name,
+                field=(given.field if given else None) or source.name,
                 observed=given.observed if given else reason,
                 required=given.required if given else "a module that can be imported",
                 remedy=f"fix it, or uninstall {source.distribution}",

@@ -1,19 +1,22 @@
-"""Every place that raises an error gives a code of the catalogue, and the command shows it with all the error knows.
+"""Every code of the catalogue is provoked by a row, and what is shown names layer, field, observed, required, remedy.
 
-The inputs are rows of ``tests/data/errors/cases.toml``.
+The rows are ``tests/data/errors/*.toml``, as ``error_cases`` explains them.
 """
 
 from __future__ import annotations
 
-import ast
 import json
+import os
 import re
-import tomllib
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import error_calls
 import pytest
-import tiny_plans as tiny
+from error_cases import CASES, Case, check_parts, command_of, noted, surroundings, written
 
 import quantdispatch
 from quantdispatch.cli.app import main
@@ -21,122 +24,114 @@ from quantdispatch.cli.docs import pages
 from quantdispatch.registry import errors as errors_module
 from quantdispatch.registry.analysis.findings import CODES
 from quantdispatch.registry.error_codes import CATALOGUE
+from quantdispatch.registry.error_parts import PARTS
 from quantdispatch.registry.errors import QuantDispatchError
 
 ROOT = Path(quantdispatch.__file__).parent
-CASES = tomllib.loads((Path(__file__).parents[1] / "data/errors/cases.toml").read_text(encoding="utf-8"))["case"]
-PARTS = ("layer", "field", "observed", "required", "remedy")
-CLASSES = {name: kind for name, kind in vars(errors_module).items() if isinstance(kind, type)}
-#: of these every error is of one kind, or somebody else's
-ONE_KIND = {"PlanError", "QuantDispatchError"}
-FOLDERS = ("registry", "numerics", "schemes", "backends", "engines", "cli", "testing")
-SITES = [
-    (f"{path.relative_to(ROOT)}:{node.lineno}", node)
-    for folder in FOLDERS
-    for path in sorted((ROOT / folder).rglob("*.py"))
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-    if node.func.id in CLASSES and node.func.id not in ONE_KIND
-    if issubclass(CLASSES[node.func.id], QuantDispatchError)
-]
+CLASSES = [kind for kind in vars(errors_module).values() if isinstance(kind, type) and issubclass(kind, Exception)]
+UNREADABLE = ("ConfigError", "UnreadableCheckpointError")
+Make = Callable[..., Path]
+Patch = pytest.MonkeyPatch
+Captured = pytest.CaptureFixture[str]
 
 
-def merged(base: Any, change: Any) -> Any:
-    if isinstance(base, dict) and isinstance(change, dict):
-        return {**base, **{key: merged(base.get(key), value) for key, value in change.items()}}
-    return change
+def rows(wanted: Callable[[Case], Any]) -> Any:
+    chosen = [case for case in CASES if wanted(case)]
+    return pytest.mark.parametrize("case", chosen, ids=[case["at"] for case in chosen])
 
 
-def written(case: dict[str, Any], path: Path) -> Path:
-    """The checkpoint that a row describes."""
-    path.mkdir()
-    config = merged(tiny.config(), {**case.get("config", {}), "quantization_config": case.get("block", {})})
-    dropped = case.get("drop", [])
-    text = case.get("text", json.dumps({k: v for k, v in config.items() if k not in dropped}))
-    if "*" not in dropped:
-        (path / "config.json").write_text(text)
-    tensors: dict[str, Any] = {}
-    for name, kind in case.get("layers", {"m.q_proj": "int4"}).items():
-        tensors |= getattr(tiny, kind)(name)
-    tensors = {k: v for k, v in {**tensors, **case.get("tensors", {})}.items() if k not in case.get("without", [])}
-    several = "weight_map" in case or case.get("weights") == "twice"
-    file = path / ("b.safetensors" if several else "model.safetensors")
-    if case.get("weights") == "pickled":
-        (path / "pytorch_model.bin").write_bytes(b"PK")
-        return path
-    if case.get("weights") == "twice":
-        tiny.save(path / "a.safetensors", tensors, tiny.shapes(tensors))
-    tiny.save(file, tensors, tiny.shapes(tensors))
-    if "cut" in case:
-        file.write_bytes(file.read_bytes()[: -case["cut"]])
-    if "raw" in case:
-        file.write_text(case["raw"])
-    if "weight_map" in case:
-        (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": case["weight_map"]}))
-    return path
-
-
-@pytest.mark.parametrize("case", CASES, ids=[f"{case['code']}-{i}" for i, case in enumerate(CASES)])
+@rows(lambda case: "python" not in case)
 def test_the_command_shows_code_and_all_parts(
-    case: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    case: Case,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    tiny_checkpoint: Make,
 ) -> None:
-    made: list[QuantDispatchError] = []
-    original = QuantDispatchError.__init__
-
-    def record(self: QuantDispatchError, *args: Any, **facts: Any) -> None:
-        original(self, *args, **facts)
-        made.append(self)
-
-    monkeypatch.setattr(QuantDispatchError, "__init__", record)
-    source = case.get("source", "{path}").format(path=written(case, tmp_path / "c"))
-    code = main([case.get("command", "explain"), source, *case.get("arguments", [])])
-    out, err = capsys.readouterr()
-    shown = " ".join((out + err).split())
+    path = written(case, tmp_path / "c", tiny_checkpoint)
+    with surroundings(case, path, monkeypatch), noted(monkeypatch) as made:
+        code = main(command_of(case, path))
+    shown = " ".join("".join(capsys.readouterr()).split())
     assert f"[{case['code']}]" in shown, shown
-    error = next(error for error in made if error.code == case["code"])
+    error = next(error for error in reversed(made) if error.code == case["code"])
     assert code == error.exit_code and type(error).__name__ == CATALOGUE[case["code"]].error
-    assert {part for part in PARTS if part in case} <= {part for part in PARTS if getattr(error, part) is not None}
-    for part in PARTS:
-        value = getattr(error, part)
-        if value is not None:
-            text = " ".join((value if isinstance(value, str) else repr(value)).split())
-            assert text[:190] in shown, (part, shown)
-        if part in case:
-            assert case[part] in str(value), part
+    check_parts(case, error, shown)
 
 
-def test_json_has_the_code(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    case = next(case for case in CASES if case["code"] == "QD701")
-    assert main(["explain", str(written(case, tmp_path / "c")), "--json"]) == 1
+@rows(lambda case: "python" in case)
+def test_a_call_raises_code_and_all_parts(
+    case: Case, tmp_path: Path, monkeypatch: Patch, tiny_checkpoint: Make
+) -> None:
+    assert case["because"], "why no command leads to it"
+    call = getattr(error_calls, case["python"])
+    with pytest.raises(QuantDispatchError) as caught:
+        call(error_calls.Room(tmp_path, tiny_checkpoint, monkeypatch))
+    assert caught.value.code == case["code"] and type(caught.value).__name__ == CATALOGUE[case["code"]].error
+    check_parts(case, caught.value, str(caught.value))
+
+
+@rows(lambda case: case.get("process"))
+def test_a_process_of_its_own_shows_the_same(case: Case, tmp_path: Path) -> None:
+    """The installed command: one line on standard error, or the plan on standard output, and never a traceback."""
+    path = written(case, tmp_path / "c")
+    command = [sys.executable, "-m", "quantdispatch.cli", *command_of(case, path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env={**os.environ, "COLUMNS": "200"})
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert f"[{case['code']}]" in shown and "Traceback" not in shown, shown
+    assert all(case[part] in shown for part in PARTS if part in case), shown
+    assert done.returncode == (
+        2 if CATALOGUE[case["code"]].error in ("ConfigError", "UnreadableCheckpointError") else 1
+    )
+
+
+@rows(lambda case: "python" not in case and case.get("command", "explain") == "explain")
+def test_json_has_the_same_parts(
+    case: Case,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: Patch,
+    tiny_checkpoint: Make,
+) -> None:
+    path = written(case, tmp_path / "c", tiny_checkpoint)
+    with surroundings(case, path, monkeypatch):
+        code = main([*command_of(case, path), "--json"])
     document = json.loads(capsys.readouterr().out)
-    assert [layer["error"]["code"] for layer in document["layers"]] == ["QD701"]
+    errors = [layer["error"] for layer in document.get("layers", ()) if layer["error"]] or [document["error"]]
+    shown = next(error for error in errors if error["code"] == case["code"])
+    assert code and shown["type"] == CATALOGUE[case["code"]].error
+    for part in PARTS:
+        assert (shown[part] is None) if part in case.get("absent", ()) else (case[part] in str(shown[part])), part
+        assert part in case.get("absent", ()) or part == "layer" or case[part] in shown["message"]
 
 
-@pytest.mark.parametrize(("place", "call"), SITES, ids=[place for place, _ in SITES])
-def test_every_place_gives_a_code_of_its_class(place: str, call: ast.Call) -> None:
-    given = [keyword.value for keyword in call.keywords if keyword.arg == "code"]
-    assert given, f"{place}: give a code of registry/error_codes.py, or add one there"
-    codes = [node.value for node in ast.walk(given[0]) if isinstance(node, ast.Constant)]
-    assert isinstance(call.func, ast.Name)
-    for code in codes:
-        assert CATALOGUE[code].error == call.func.id, (place, code)
+def test_every_code_has_a_row_and_every_row_a_code() -> None:
+    provoked = {case["code"] for case in CASES}
+    assert provoked == set(CATALOGUE), sorted(provoked ^ set(CATALOGUE))
+    by_command = {case["code"] for case in CASES if "python" not in case}
+    assert not {code for code in by_command if CATALOGUE[code].python_only}, "a command leads to these"
+
+
+@rows(lambda case: True)
+def test_a_row_leaves_out_only_what_its_code_does(case: Case) -> None:
+    absent = case.get("absent", [])
+    assert set(absent) <= set(CATALOGUE[case["code"]].unnamed), "the catalogue says that these are named"
+    assert sorted([*absent, *(part for part in PARTS if part in case)]) == sorted(PARTS), "each part once"
+    assert all(case[part] for part in PARTS if part in case), "an empty text is in every other"
 
 
 def test_the_catalogue_is_whole() -> None:
     assert not set(CATALOGUE) & {row.code for row in CODES.values()}
-    files = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    text = "".join(path.read_text(encoding="utf-8") for path in files)
-    used = {code for code in CATALOGUE if text.count(f'"{code}"') > 1}
-    assert used == set(CATALOGUE), "no place gives these"
     for row in CATALOGUE.values():
         assert re.fullmatch(r"QD\d{3}", row.code) and row.meaning and row.cause and row.remedy
     page = pages()["errors.md"]
     assert (ROOT / "docs/errors.md").read_text(encoding="utf-8") == page, "run: make pages"
-    assert all(f"\n### {code}\n" in page for code in CATALOGUE)
+    for row in CATALOGUE.values():
+        section = page.partition(f"\n### {row.code}\n")[2].partition("\n### ")[0]
+        assert "* **Cause**: " in section and "* **Remedy**: " in section and "* **Names**: " in section, row.code
 
 
-@pytest.mark.parametrize("name", [name for name in CLASSES if issubclass(CLASSES[name], QuantDispatchError)])
-def test_an_error_without_a_code_has_its_classs(name: str) -> None:
-    error = CLASSES[name]("wrong")
-    assert CATALOGUE[error.code].error == name and error.mark == "" and error.to_json()["code"] == error.code
-    assert CLASSES[name]("wrong", code="QD501").mark == " [QD501]"
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_error_without_a_code_has_its_classs(kind: type[QuantDispatchError]) -> None:
+    error = kind("wrong")
+    assert CATALOGUE[error.code].error == kind.__name__ and error.mark == "" and error.to_json()["code"] == error.code
+    assert kind("wrong", code="QD501").mark == " [QD501]"

@@ -1,6 +1,7 @@
 """Errors are one line, carry their facts, survive pickling, and have the exit codes of the contract."""
 
 import copy
+import json
 import pickle
 
 import pytest
@@ -44,9 +45,28 @@ def test_copies_keep_everything(clone: object) -> None:
     assert isinstance(error, qd.PlanError)
     assert error.errors[0].nearest == ("one", "two")
     assert str(error.errors[0]) == "a: none"
+    unnamed = dict.fromkeys(("field", "observed", "required", "remedy"))
     assert error.errors[0].to_json() == {
-        **{"code": "QD700", "type": "NoSchemeFound", "message": "a: none", "nearest": ["one", "two"]}
+        **{"code": "QD700", "type": "NoSchemeFound", "message": "a: none", "layer": "a", "nearest": ["one", "two"]},
+        **unnamed,
     }
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (None, None),
+        (True, True),
+        (3, 3),
+        (0.5, 0.5),
+        (float("nan"), "nan"),
+        (("a", 1), ["a", 1]),
+        ({"b": 2}, "{'b': 2}"),
+    ],
+)
+def test_json_has_a_form_of_every_value(value: object, shown: object) -> None:
+    document = json.loads(json.dumps(qd.ConfigError("wrong", observed=value).to_json(), allow_nan=False))
+    assert document["observed"] == shown and type(document["observed"]) is type(shown)
 
 
 @pytest.mark.parametrize(

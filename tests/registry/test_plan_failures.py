@@ -47,7 +47,9 @@ def test_a_miss_names_layer_args_format_rules_and_remedy(tmp_path: Path) -> None
         assert all(word in str(found) for word in (name, "fp4", "mxfp4-pack-quantized", "would resolve as"))
         assert all(c.mismatches and c.rule.name in str(c) and "requires" in str(c) for c in found.nearest)
     shown = plan(folder, strict=False).to_json()["layers"][2]["error"]
-    assert set(shown) == {"code", "type", "message", "nearest"} and shown["code"] == "QD701"
+    parts = {"layer", "field", "observed", "required", "remedy"}
+    assert set(shown) == {"code", "type", "message", "nearest", *parts} and shown["code"] == "QD701"
+    assert shown["layer"] in names and all(shown[part] for part in parts)
     assert shown["type"] == "NoSchemeFound" and len(shown["nearest"]) == 3
 
 
