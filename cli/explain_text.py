@@ -111,8 +111,9 @@ def footer(plan: Plan, page: Page) -> Iterator[Line]:
         lead = (f"{severity:<8} ", SEVERITY_STYLES.get(severity, ""))
         rows = [Row(text, lead=lead, most=6) for text in texts]
         sections.append(Section(None, rows, more(kind, kind), indent=""))
-    yield from fit(sections, page, taken=2)
-    yield [(_SEPARATOR.join(_all_clear(plan)), "dim")]
+    last: Line = [(_SEPARATOR.join(_all_clear(plan)), "dim")]
+    yield from fit(sections, page, taken=page.height(last))
+    yield last
 
 
 def _all_clear(plan: Plan) -> Iterator[str]:

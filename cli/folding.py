@@ -60,8 +60,8 @@ def _hang(pieces: Sequence[Piece], text: str, width: int) -> int:
             marks.append(cells(text[:at]) if at else 0)
         at += len(piece[0])
     indent = len(text) - len(text.lstrip(" "))
-    fitting = [mark for mark in marks if mark <= max(width - READABLE, indent)]
-    return max(fitting) if fitting else min(indent + 4, max(0, width // 4))
+    fitting = [mark for mark in marks if mark <= max(width - READABLE, width // 4)]
+    return max(fitting) if fitting else min(indent + 4, width // 4)
 
 
 def _break(text: str, earliest: int, end: int) -> int:

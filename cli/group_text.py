@@ -65,7 +65,7 @@ def rule_section(rule: Rule | None) -> list[Section]:
     if rule is None:
         return []
     name = f"{rule.name:<18} "
-    return [Section("rule", [Row(name + origin(rule), hang=len(name))])]
+    return [Section("rule", [Row(name + origin(rule), hang=len(name), most=4)])]
 
 
 def origin(rule: Rule) -> str:

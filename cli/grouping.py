@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..registry.layers import Layers
+from .output import printable
 
 if TYPE_CHECKING:
     from ..registry.errors import QuantDispatchError
@@ -157,12 +158,12 @@ def error_text(error: QuantDispatchError, layer: str, *, alone: bool = False) ->
 
     ``alone``: the error of this one layer; else the text is the same for every layer that fails in the same way.
     """
-    text = str(error)
-    if error.remedy and text.endswith(f"; {error.remedy}"):
-        text = text[: -len(error.remedy) - 2]
-    text = text.removeprefix(f"{layer}: ")
-    if not alone and layer and layer in text:
-        text = _without(layer, text)
+    text, remedy, name = str(error), printable(error.remedy or ""), printable(layer)
+    if remedy and text.endswith(f"; {remedy}"):
+        text = text[: -len(remedy) - 2]
+    text = text.removeprefix(f"{name}: ")
+    if not alone and name and name in text:
+        text = _without(name, text)
     return f"{type(error).__name__}: {text}{error.mark}"
 
 

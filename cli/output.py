@@ -21,6 +21,8 @@ Line = Sequence[Segment]
 
 #: columns in which a pipe's reader can take in a line; only what can be said in several lines keeps to it
 PIPE_WIDTH = 110
+#: characters of JSON written at once
+_PIECE = 1 << 16
 _PLAIN = {" · ": " | ", "…": "..."}
 #: what text that is meant to be read, and no name, may have besides printable characters
 _IN_PROSE = frozenset("\t\u00a0\u00ad\u200b\u200c\u200d\u2009\u202f\u3000")
@@ -127,7 +129,10 @@ class Output:
 
     def json(self, document: Any) -> None:
         """One JSON document, the same on a terminal. ASCII, and strict: NaN has no JSON."""
-        self.stream.write(json.dumps(document, indent=2, allow_nan=False, default=str) + "\n")
+        text = json.dumps(document, indent=2, allow_nan=False, default=str) + "\n"
+        # Piece by piece: of one long write it is not always told that the reader went away in the middle.
+        for start in range(0, len(text), _PIECE):
+            self.stream.write(text[start : start + _PIECE])
 
 
 def columns(

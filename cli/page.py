@@ -1,7 +1,8 @@
 """What is said of one group of layers, cut to a screen.
 
 A group is a few sections: names, the entries of the config that decided, kernels, errors. Where all of it is more than
-a screen, the longest section loses rows, those first that tell least, and says how many it lost.
+a screen, long rows lose their middle, then the longest section loses rows, those first that tell least, and says how
+many it lost.
 """
 
 from __future__ import annotations
@@ -128,7 +129,6 @@ def fit(sections: Sequence[Section], page: Page, taken: int = 0) -> Iterator[Lin
     if not page.full:
         for section in sections:
             section.keep(min(section.limit, SCREEN))
-            section.shorten(page, SCREEN)
         if _height(sections, page) + taken > SCREEN:
             _squeeze(sections, page, SCREEN - taken)
     for section in sections:
@@ -139,6 +139,7 @@ def _squeeze(sections: Sequence[Section], page: Page, room: int) -> None:
     for section in sections:
         if section.brief is not None and not section.left_out:
             section.rows = section.brief(page.width - len(section.indent) - LABEL)
+        section.shorten(page, SCREEN)
     heights = [section.height(page) for section in sections]
     while sum(heights) > room:
         losing = [i for i, section in enumerate(sections) if section.may_lose()]
