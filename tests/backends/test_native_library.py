@@ -91,6 +91,7 @@ def test_a_library_of_another_version(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @built
 def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = library.isa()
     assert library.best_isa() in library.ISAS
     for name in library.ISAS[: library.ISAS.index(library.best_isa()) + 1]:
         library.set_isa(name)
@@ -99,6 +100,7 @@ def test_instruction_sets(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="required one of portable"):
             library.set_isa(other)
     assert library.isa() == library.best_isa()
+    library.set_isa(used)  # which on a processor with AVX-512 need not be the last
     monkeypatch.setenv("QUANTDISPATCH_ISA", "sse9")
     with pytest.raises(ConfigError, match="observed sse9.*QUANTDISPATCH_ISA"):
         opened(native_library(), monkeypatch)
