@@ -8,7 +8,9 @@ import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-DEFAULT_CACHE = Path(__file__).resolve().parents[2] / ".cache" / "models"
+_KEPT = Path(__file__).resolve().parents[2] / ".cache" / "models"
+#: models are written by the compressed-tensors that is installed: whoever tries several keeps them apart
+DEFAULT_CACHE = Path(os.environ.get("QUANTDISPATCH_DEMO_MODELS") or _KEPT)
 
 
 def made_once(folder: Path, make: Callable[[Path], None]) -> Path:

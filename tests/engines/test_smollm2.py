@@ -28,7 +28,10 @@ def test_logits_over_200_tokens(smollm2: Callable[[str], Path], variant: str) ->
     ours = agreement.score(model, folder)
     reference = quantdispatch.load(folder, backend="reference")
     truth = agreement.score(reference, folder)
-    assert 0 < agreement.relative_error(ours, truth) < TOLERANCE[variant]
+    # products of int8 are exact, so that an error may be none: these are other kernels all the same
+    assert all("reference" not in (layer.backend or "") for layer in model.quantdispatch_plan.layers.values())
+    assert {layer.backend for layer in reference.quantdispatch_plan.layers.values() if layer.weights} == {"reference"}
+    assert agreement.relative_error(ours, truth) < TOLERANCE[variant]
     # no further off than the reference is from itself, when its embeddings are off by a rounding
     yardstick = agreement.relative_error(agreement.disturbed(reference, folder), truth)
     assert agreement.relative_error(ours, truth) < 1.25 * yardstick
