@@ -46,7 +46,7 @@ def probe(subject: BackendConformance, part: str) -> None:
 @CHECKS("load/binds", "sample")
 def binds(subject: BackendConformance, part: str, layer: Layer) -> None:
     """It is bound to a layer, and holds no tensors: those live in the module's buffers."""
-    impl = subject.trial(layer).impl(subject.records[part])
+    impl = subject.trial(layer, part).impl(subject.records[part])
     torch = importlib.import_module("torch")
     held = [name for name, value in vars(impl).items() if isinstance(value, torch.Tensor)]
     if held:
@@ -77,7 +77,7 @@ def chosen(subject: BackendConformance, part: str, layer: Layer) -> None:
     from ...registry.environment import Environment
 
     environment = Environment.detect(subject.device, subject.environment)
-    selection = subject.registry.select(subject.trial(layer).spec, environment, backend=subject.backend)
+    selection = subject.registry.select(subject.trial(layer, part).spec, environment, backend=subject.backend)
     answers = {candidate.kernel.name: candidate for candidate in selection.trace}
     if selection.kernel is None or answers[part].status != "yes":
         raise Nonconformance(f"a plan with backend {subject.backend!r} does not take it: {answers.get(part)}")
@@ -86,8 +86,8 @@ def chosen(subject: BackendConformance, part: str, layer: Layer) -> None:
 @CHECKS("table/unknown-sizes", "sample")
 def unknown_sizes(subject: BackendConformance, part: str, layer: Layer) -> None:
     """Of a config without tensors, where sizes are unknown, it answers yes or if: it is not ruled out."""
-    trial = subject.trial(layer)
-    spec = trial.scheme.kernel_spec(None, layer.dtype)
+    trial = subject.trial(layer, part)
+    spec = trial.asked(trial.scheme.kernel_spec(None, layer.dtype))
     verdict = subject.records[part].predicate.test({**spec.flat, **subject.facts})
     if verdict.status == "no":
         reasons = "; ".join(map(str, verdict.mismatches))

@@ -12,7 +12,7 @@ from ...registry.errors import QuantDispatchError
 from .layers import Layer
 
 #: the kit's version: a check that is added makes a new second number, one that asks more of an old check a new first
-KIT = "1.0"
+KIT = "1.1"
 TIERS = {
     "load": "it is found, imported and bound",
     "table": "it takes what it says, and no more",
@@ -130,7 +130,8 @@ def perform(item: Item, ask: Callable[[], None], expected: str | None) -> Result
         ask()
     except NotApplicable as reason:
         return Result(item, "skipped", str(reason), time.perf_counter() - started)
-    except Exception as error:  # what is tested may raise anything, and that is what is found wrong with it
+    # what is tested may raise anything, even that the process should end, and that is what is found wrong with it
+    except (Exception, SystemExit) as error:
         message, failed = _words(error), True
     else:
         message, failed = "", False
@@ -144,11 +145,14 @@ def perform(item: Item, ask: Callable[[], None], expected: str | None) -> Result
     )
 
 
-def _words(error: Exception) -> str:
+def _words(error: BaseException) -> str:
     if isinstance(error, Nonconformance):
         return str(error)
     place = traceback.extract_tb(error.__traceback__)[-1]
     where = f"{place.filename.rpartition('/')[2]}:{place.lineno}, in {place.name}"
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as worse:  # its words are somebody else's code too
+        text = f"its text cannot be had, {type(worse).__name__}"
     kind = "refuses" if isinstance(error, QuantDispatchError) else "raises"
     return f"{kind}: {type(error).__name__}: {text} ({where})"

@@ -27,6 +27,8 @@ def mistakes(truth: Truth) -> Iterator[tuple[str, Truth]]:
         for turned in turns(o.scale):
             yield "scales are transposed: taken along the wrong axis", truth.with_(scale=turned)
         if o.scale.shape[1] > 1:
+            last = torch.cat((o.scale[:, :-1], o.scale[:, -2:-1]), 1)
+            yield "the last group takes the scale of the one before it", truth.with_(scale=last)
             yield "the scale of the first group serves all", truth.with_(scale=o.scale[:, :1].expand_as(o.scale))
     if o.g_idx is not None:
         yield "g_idx is ignored: columns are taken in order", truth.with_(g_idx=None)
@@ -88,12 +90,29 @@ def of_output(truth: Truth, x: Tensor, y: Tensor, tolerance: float) -> str | Non
     for words, weight in column_mistakes(truth):
         if truth.layer.kind != "embedding" and close(y, truth.inputs(x) @ weight.T + bias, tolerance):
             return words
+    codes = _without_input_scale(truth, x, exact - bias)
+    if codes is not None and close(y, codes + bias, tolerance):
+        return "the scale of the inputs is ignored"
     if close(y.abs(), exact.abs(), tolerance):
         return "signs are wrong"
     ratio = float((y.double() * exact).sum() / exact.square().sum().clamp(min=1e-30))
     if ratio and close(y, exact * ratio, tolerance):
         return f"the result is {ratio:.4g} times what it should be: a scale is missing or applied twice"
     return None
+
+
+def _without_input_scale(truth: Truth, x: Tensor, product: Tensor) -> Tensor | None:
+    """The product of the inputs' codes, float64, where one factor a row makes it of the right one [..., N]."""
+    args, scale = truth.layer.inputs, truth.operands.input_scale
+    if args is None or truth.layer.outputs is not None or args.strategy not in ("token", "tensor"):
+        return None
+    if not args.dynamic:
+        return None if scale is None else product / scale.double()
+    if not args.symmetric:
+        return None
+    top = 448 if args.type == "float" else (1 << (args.num_bits - 1)) - 1
+    reach = x.double().abs()
+    return product * top / (reach.amax(-1, keepdim=True) if args.strategy == "token" else reach.amax())
 
 
 def column_mistakes(truth: Truth) -> Iterator[tuple[str, Tensor]]:

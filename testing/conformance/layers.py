@@ -34,6 +34,7 @@ KERNEL_CAPABILITIES = {
     "threads": "several threads may call one kernel at once",
     "packed": "the state takes no more memory than what is stored",
     "compile": "torch.compile traces it without a break",
+    "fused-experts": "all routed experts of a layer in one call, by the function `fuse` of its class",
 }
 CAPABILITIES = {**LAYER_CAPABILITIES, **KERNEL_CAPABILITIES}
 #: of a scheme these decide nothing: it computes for every shape and dtype, with and without a bias

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -26,11 +26,24 @@ _EXPONENTS = "mxfp"
 
 
 class Trial:
-    """A layer as ``scheme`` hands it to a kernel. ``device``: where tensors are."""
+    """A layer as ``scheme`` hands it to a kernel. ``device``: where tensors are. ``computed``: what a kernel computes
+    that deviates from the scheme; ``allow``: what its user allowed. ``op``: ``"dense"`` of a layer that stays what
+    torch has, else the scheme's."""
 
-    def __init__(self, layer: Layer, scheme: Scheme, device: str = "cpu", tolerance: float = 0.0) -> None:
+    def __init__(
+        self,
+        layer: Layer,
+        scheme: Scheme,
+        device: str = "cpu",
+        tolerance: float = 0.0,
+        *,
+        computed: Layer | None = None,
+        allow: frozenset[str] = frozenset(),
+        op: str | None = None,
+    ) -> None:
         self.layer, self.scheme, self.device = layer, scheme, device
-        self.tolerance = tolerance
+        self.tolerance, self.computed = tolerance, computed or layer
+        self._allow, self._op = allow, op
         self.dtype: torch.dtype = getattr(torch, layer.dtype)
 
     @cached_property
@@ -40,13 +53,23 @@ class Trial:
 
     @property
     def spec_op(self) -> str:
-        return self.scheme.kernel_spec(None, self.layer.dtype).op
+        return self._op or self.scheme.kernel_spec(None, self.layer.dtype).op
+
+    @property
+    def by_row(self) -> bool:
+        """Does a row's result depend on that row alone?"""
+        inputs = self.computed.inputs
+        return inputs is None or inputs.strategy != "tensor" or not inputs.dynamic
 
     @cached_property
     def spec(self) -> KernelSpec:
         """What the kernel is bound to."""
         names = self.scheme.tensor_names()[0] | ({"bias"} if self.layer.bias else set())
-        return self.scheme.kernel_spec(self.shape, self.layer.dtype, tensors=frozenset(names))
+        return self.asked(self.scheme.kernel_spec(self.shape, self.layer.dtype, tensors=frozenset(names)))
+
+    def asked(self, spec: KernelSpec) -> KernelSpec:
+        """A scheme's spec, as it reaches the kernels."""
+        return replace(spec, op=self.spec_op, allow=self._allow)
 
     @cached_property
     def numerics(self) -> Any:
@@ -66,10 +89,10 @@ class Trial:
     @cached_property
     def truth(self) -> Truth:
         """The layer by its definition, for words about what is wrong."""
-        inputs = self.layer.inputs
+        inputs = self.computed.inputs
         grouped = inputs is not None and inputs.strategy == "group" and _EXPONENTS in self.scheme.name
         mx = grouped and inputs is not None and self.scheme.name != "w4a8_mxfp4" and inputs.scale_dtype is None
-        return Truth(self.layer, random_operands(self.layer, exponents=self.exponents), mx_inputs=mx)
+        return Truth(self.computed, random_operands(self.layer, exponents=self.exponents), mx_inputs=mx)
 
     def impl(self, kernel: Kernel) -> KernelImpl:
         """The kernel, bound."""
@@ -87,14 +110,38 @@ class Trial:
         x[-1] *= 3
         return x.to(self.dtype).to(self.device)
 
-    # -- what comes out
+    # -- what comes out: whatever a kernel gives is looked at before it is used
+
+    def pack(self, impl: Any, operands: Operands | None = None) -> dict[str, Tensor]:
+        """The kernel's state. Raises ``Nonconformance`` where it is no dict of tensors by name."""
+        state = impl.pack(self.operands if operands is None else operands)
+        if not isinstance(state, dict):
+            raise Nonconformance(f"pack gives {type(state).__name__}, required a dict of tensors by name")
+        wrong = [f"{name!r}: {type(value).__name__}" for name, value in state.items() if not _is_buffer(name, value)]
+        if wrong:
+            raise Nonconformance(
+                f"pack gives {', '.join(wrong)}: required tensors, by names that a module can give them"
+            )
+        return state
+
+    def unpack(self, impl: Any, state: dict[str, Tensor]) -> Operands:
+        """What the kernel gives back of ``state``. Raises ``Nonconformance`` where it is no ``Operands`` of tensors."""
+        found = impl.unpack(state)
+        if not isinstance(found, Operands):
+            raise Nonconformance(f"unpack gives {type(found).__name__}, required Operands")
+        wrong = [f"{name} as {type(v).__name__}" for name, v in parts_of(found).items() if not isinstance(v, Tensor)]
+        if wrong:
+            raise Nonconformance(f"unpack gives {', '.join(wrong)}, required tensors")
+        return found
 
     def apply(self, impl: Any, x: Tensor, state: Mapping[str, Tensor]) -> Tensor:
-        """The kernel's result; of a cache: all its parts, quantized and read again."""
+        """The kernel's result; of a cache: all its parts, quantized and read again. Raises ``Nonconformance`` where it
+        is no tensor."""
         with torch.no_grad():
             if self.spec_op != "kv_cache":
-                return cast(Tensor, impl.apply(x, state))
-            return torch.stack([impl.dequantize(part, impl.quantize(part, x, state), state) for part in self.parts])
+                return _tensor("apply", impl.apply(x, state))
+            codes = [(part, _tensor("quantize", impl.quantize(part, x, state))) for part in self.parts]
+            return torch.stack([_tensor("dequantize", impl.dequantize(part, c, state)) for part, c in codes])
 
     @property
     def parts(self) -> str:
@@ -102,8 +149,11 @@ class Trial:
         return "kvq" if self.layer.kind == "attention" else "kv"
 
     def expected(self, x: Tensor, operands: Operands | None = None) -> Tensor:
-        """What the scheme's own numerics make of x, on the CPU."""
-        o, x = moved(operands or self.operands, "cpu"), x.cpu()
+        """What the scheme's own numerics make of x, on the CPU; where a kernel deviates from them, what it says."""
+        x = x.cpu()
+        if self.computed != self.layer:
+            return self.truth.output(x).to(self.dtype)
+        o = moved(operands or self.operands, "cpu")
         with torch.no_grad():
             if self.spec_op == "kv_cache":
                 codes = [(part, self.numerics.quantize(part, x, o)) for part in self.parts]
@@ -144,6 +194,16 @@ class Trial:
         # where two sums a rounding apart fall on either side of a boundary, quantized outputs differ by a step
         off = (y.double() - expected.double()).abs()
         return bool((off > step / 2).double().mean() < 1e-2 and off.max() < 1.1 * step)
+
+
+def _tensor(method: str, given: object) -> Tensor:
+    if not isinstance(given, Tensor):
+        raise Nonconformance(f"{method} gives {type(given).__name__}, required a tensor")
+    return given
+
+
+def _is_buffer(name: object, value: object) -> bool:
+    return isinstance(name, str) and bool(name) and "." not in name and isinstance(value, Tensor)
 
 
 def _clause(words: str) -> str:

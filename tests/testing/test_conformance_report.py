@@ -37,7 +37,7 @@ def test_what_passes(pytester: pytest.Pytester) -> None:
     result, report = run(pytester)
     assert result.ret == 0
     (subject,) = report["subjects"]
-    assert report["version"] == 1 and report["kit"] == "1.0" and report["passed"] and subject["passed"]
+    assert report["version"] == 1 and report["kit"] == "1.1" and report["passed"] and subject["passed"]
     assert (subject["name"], subject["kind"], subject["rules"]) == ("scheme of kv_fp8", "scheme", ["kv_fp8"])
     assert list(subject["tiers"]) == ["load", "table", "numerics", "lifecycle"]
     assert all(tier.get("passed") for tier in subject["tiers"].values())
@@ -99,6 +99,7 @@ def test_checks_that_came_later_are_skipped() -> None:
     class Old(SchemeConformance):
         rules = ("kv_fp8",)
         capabilities = {"cache"}
+        kit = "1.0"
 
     later = Item(Check("numerics/new", lambda subject: None, "subject", since="1.1"))
     assert Old().perform(later).outcome == "skipped" and "came with kit 1.1" in Old().perform(later).message
