@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
 .DELETE_ON_ERROR:
-.PHONY: help install native sanitize sanitized demo test test-all test-plugins test-engines test-engine-vllm test-engine-sglang lint duplicates fuzz format types pages docs triton-page bench clean
+.PHONY: help install native sanitize sanitized demo test test-all test-plugins test-engines test-engine-vllm test-engine-vllm-own test-engine-sglang lint duplicates fuzz format types pages docs triton-page bench clean
 
 help:
 	@echo "make demo      set up, make the demo model, explain it and let it answer"
@@ -30,6 +30,7 @@ help:
 	@echo "make test-all  also the slow ones"
 	@echo "make test-plugins  the tests of the distributions in plugins/"
 	@echo "make test-engines  the plugins of vLLM and SGLang in those engines (installs them; half an hour and more)"
+	@echo "make test-engine-vllm-own  vLLM's own tests of compressed-tensors, with the plugin and without it"
 	@echo "make native    compile the CPU kernels again after an edit (make sanitize: run them under sanitizers)"
 	@echo "make lint      ruff, formatting and import directions (make format repairs the first two)"
 	@echo "make types     mypy"
@@ -140,6 +141,11 @@ test-engine-vllm: $(LIBRARY) $(VLLM)/.installed
 	HF_HUB_OFFLINE=1 $(BIN)/python plugins/quantdispatch-vllm/tests_engine/make_models.py $(ENGINES)/models
 	cd plugins/quantdispatch-vllm && QUANTDISPATCH_ENGINE_MODELS="$(CURDIR)/$(ENGINES)/models" \
 	  ../../$(VLLM)/bin/python -m pytest -p no:cacheprovider tests_engine $(ARGS)
+
+# vLLM's own tests, from its source distribution: what pip needs to read that one's metadata, and what the tests import.
+test-engine-vllm-own: $(LIBRARY) $(VLLM)/.installed
+	$(VLLM)/bin/python -m pip install --quiet setuptools-rust setuptools-scm tblib pytest-asyncio
+	$(VLLM)/bin/python plugins/quantdispatch-vllm/tests_engine/vllm_own/run.py $(ENGINES)/vllm_tests $(ARGS)
 
 # SGLang requires packages that exist for GPUs only: what its Python imports on a CPU is listed, and nothing else installed.
 $(SGLANG)/.installed: plugins/quantdispatch-sglang/pyproject.toml $(SGLANG_TESTS)/requirements.txt
