@@ -140,7 +140,7 @@ def experts(subject: BackendConformance, part: str, layer: Layer) -> None:
         for tokens in (1, 7, 33):
             trial, routed = made.trials[0][0], _routed(tokens, tokens)
             x = trial.inputs(tokens)
-            given = [value.to(trial.device) for value in (routed.index, routed.weights)]
+            given = [value.clone().to(trial.device) for value in (routed.index, routed.weights)]
             with torch.no_grad():
                 y = run(x, *given)
             _compare(made, trial, x, routed, y, activation)
@@ -184,7 +184,7 @@ def _mistakes(
     yield "the experts are in reverse order", made.exact(x, turned, act, all_of)
 
 
-@CHECKS("lifecycle/experts", "sample", needs="fused-experts", since="1.1")
+@CHECKS("lifecycle/experts", "layer", needs="fused-experts", since="1.1")
 def untouched(subject: BackendConformance, part: str, layer: Layer) -> None:
     """Fused, each expert is what it was: it gives back its tensors and computes alone; what is given stays as it is."""
     made = experts_of(subject, part, layer)
@@ -213,7 +213,7 @@ def untouched(subject: BackendConformance, part: str, layer: Layer) -> None:
         raise Nonconformance("after fusing an expert alone computes something else")
 
 
-@CHECKS("lifecycle/unlike-experts", "sample", needs="fused-experts", since="1.1")
+@CHECKS("lifecycle/unlike-experts", "layer", needs="fused-experts", since="1.1")
 def unlike(subject: BackendConformance, part: str, layer: Layer) -> None:
     """What cannot be computed together is refused by ``None``: an activation that nobody knows, and no experts or one
     that has another number of projections."""

@@ -146,14 +146,14 @@ def module(subject: BackendConformance, part: str, layer: Layer) -> None:
     stored: dict[str, Any] = trial.numerics.stored(moved(trial.operands, "cpu"), trial.shape)
     first = module_of(trial, kernel)
     first.load_stored(stored, trial.device)
-    trial.compare(x, first(x).detach(), "in a module")
+    trial.compare(x, first(x), "in a module")
     saved = {name: value.cpu() for name, value in first.state_dict().items()}
     found = tensors_difference(saved, {name: value.cpu() for name, value in stored.items()})
     if found:
         raise Nonconformance(f"the state_dict is not what was loaded: {found}")
     second = module_of(trial, kernel).to(trial.device)
     second.load_state_dict(saved)
-    trial.compare(x, second(x).detach(), "loaded from a state_dict")
+    trial.compare(x, second(x), "loaded from a state_dict")
 
 
 @CHECKS("lifecycle/packed", "sample", needs="packed")

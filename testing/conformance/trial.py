@@ -164,7 +164,7 @@ class Trial:
 
     def compare(self, x: Tensor, y: Tensor, what: str = "", tolerance: float | None = None) -> None:
         """Raises ``Nonconformance``, with what seems to be wrong, where y is not what is expected of x."""
-        expected, y = self.expected(x), y.cpu()
+        expected, y = self.expected(x), _tensor("the call", y).detach().cpu()
         limit = self.tolerance if tolerance is None else tolerance
         where = f" ({what})" if what else ""
         if y.shape != expected.shape:
