@@ -21,8 +21,8 @@ import triton
 from .gpu_forms import FORMS, LIMIT, WITHOUT_PYDANTIC, Form, Run, bound  # first: it stands in for what is not installed
 
 # isort: split
-from quantdispatch.backends.triton import autotune, config, wna16_product
-from quantdispatch.backends.triton.launch import device_name, family_of, processors
+from quantdispatch.backends.triton import config, tuning, wna16_product
+from quantdispatch.backends.triton.launch import device_name
 
 from . import gpu_layers, gpu_moe, gpu_timing
 
@@ -103,7 +103,7 @@ def timing(run: Run, title: str, form: Form, shape: tuple[int, int], tokens: Any
             continue
         try:
             calls, size = rounds(layer, impl, m, run.device)
-            choice = tune(run, impl, layer, m, calls) if tuned else None
+            choice = tune(run, calls) if tuned else None
             took, dense = gpu_timing.seconds(calls, run.device), dense_seconds(n, k, m, run.device)
         except Exception as error:  # as above
             run.failed += 1
@@ -118,30 +118,16 @@ def timing(run: Run, title: str, form: Form, shape: tuple[int, int], tokens: Any
                 f"{row['of_rate']:14.2f}  {choice or ''}")  # fmt: skip
 
 
-def tune(run: Run, impl: Any, layer: gpu_layers.Layer, m: int, calls: list[Callable[[], object]]) -> Any:
-    """Measure the configs for this shape while there is time for it; the default is the first."""
-    layout = impl.layout
-    index = 0 if run.device.startswith("cuda") else -1
-    found = config.candidates(m, layout.n, layout.tiles, family_of(index), processors(index))
+def tune(run: Run, calls: list[Callable[[], object]]) -> Any:
+    """Measure the configs of every choice that the first call makes while there is time, also those with an entry."""
     stop = time.monotonic() + (2.0 if run.dry else min(12.0, max(run.left - 150, 0.0)))
 
-    def measure(one: config.Config) -> float:
-        if one is not found[0] and time.monotonic() > stop:
-            return float("inf")
-        try:
-            with wna16_product.forced(one):
-                return gpu_timing.seconds(calls[:2], run.device)
-        except Exception as error:  # too much shared memory, say: then it is not the best one
-            run.results.setdefault("configs_that_fail", []).append(f"{one}: {str(error)[:160]}")
-            return float("inf")
+    def measure(_call: Callable[[], object]) -> float:
+        return gpu_timing.seconds(calls[:2], run.device)
 
-    half = "bf16" if layer.spec.dtype == "bfloat16" else "fp16"
-    task = wna16_product.task(m, layout, half, layer.operands.zero_point is not None)
-    best, times = autotune.tune(autotune.choices(device_name(index)), task, found, measure)
-    wna16_product.forget()
-    figures = [{"config": one.to_json(), "seconds": took} for one, took in times.items() if took != float("inf")]
-    run.results.setdefault("tuned", []).append({"task": task, "figures": figures})
-    return best.to_json()
+    found = tuning.tune(calls[0], measure, go_on=lambda: time.monotonic() < stop, again=True)
+    run.results.setdefault("tuned", []).extend(one.to_json() for one in found)
+    return [f"{one.task}: {one.best}" for one in found]
 
 
 def plan(run: Run) -> Iterator[tuple[str, Callable[[], None]]]:

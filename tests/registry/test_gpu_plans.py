@@ -116,7 +116,8 @@ def test_a_forced_backend_that_is_admissible() -> None:
     ("arch", "family"),
     [("sm75", "sm75"), ("sm80", "sm80"), ("sm86", "sm80"), ("sm87", "sm80"), ("sm89", "sm89"), ("sm90", "sm90"),
      ("sm90a", "sm90"), ("sm100", "sm100"), ("sm100f", "sm100"), ("sm103", "sm100"), ("sm120a", "sm120"),
-     ("sm121", "sm120"), ("sm70", "sm70"), ("sm130", "sm130"), ("gfx942", "gfx942"), ("gfx90a", "gfx90a")],
+     ("sm101", "sm101"), ("sm110a", "sm110"), ("sm121", "sm120"), ("sm70", "sm70"), ("sm130", "sm130"),
+     ("gfx942", "gfx942"), ("gfx90a", "gfx90a")],
 )  # fmt: skip
 def test_families(arch: str, family: str) -> None:
     assert family_of(arch) == family
