@@ -54,7 +54,7 @@ def _vllm(op: Op, made: Any) -> Peer | None:
 
     def call(x: Any, state: dict[str, Any]) -> Any:
         return multiply(
-            input=x, q_weight=state["packed"], scales=state["scales"], zeros=state.get("zeros"), g_idx=None,
+            input=x, q_weight=state["packed"], scales=state["scales"], zeros=state.get("zeros"),
             bias=None, pack_factor=8, isa_hint="amx" if amx else "vec",
         )  # fmt: skip
 
