@@ -27,10 +27,10 @@ where the preset has none. `UNQUANTIZED` is left out, since its checkpoint is a 
 * **tokens/s**: greedy decoding with batch 1, CPU time of one thread, median of {tokens} tokens. **over bf16**: how many
   times as fast as the unquantized model in transformers, token by token in turn. Other work kept the machine busy: the
   second figure holds, the first is of its day.
-* **answer**: to "What is the capital of France?". **decompressed**: that of the model which transformers and
-  compressed-tensors make of the same files, with bf16 weights and with inputs rounded in each call. So small a model,
-  whose source is rounded to 4 bits already, is easily moved by one more rounding: what loses the answer is as often the
-  luck of it as its size. Rows marked * apart, both models lose it together.
+* **answer**: to "What is the capital of France?", begun with "The capital of France is" (left alone, the first words
+  `The` and `L` are a tie in the unquantized model). **decompressed**: that of the model which transformers and
+  compressed-tensors make of the same files, with inputs rounded in each call. Both in fp32, for with few bits bf16's
+  rounding in each layer moves words about as far as the quantization does.
 * **llmcompressor**: whether it writes the same file, byte for byte. Static scales of inputs differ, since it calibrates
   layer by layer, with the layers before quantized already.
 """
@@ -44,7 +44,8 @@ _NOTES = {
     "packed zero points": (
         "‡",
         "transformers takes the packed zero points of these files for mismatched tensors and does not load them. The "
-        "decompressed model here is the unquantized one with the weights that compressed-tensors decompresses.",
+        "decompressed model here is the unquantized one with weights that compressed-tensors decompresses, and inputs "
+        "that it rounds.",
     ),
 }
 
@@ -82,17 +83,9 @@ def says_paris(text: str) -> bool:
     return "Paris" in text
 
 
-def found_by_both(row: dict[str, Any]) -> bool:
+def answers_as_it_should(row: dict[str, Any]) -> bool:
     """Our answer is Paris, or the decompressed model does not find it either."""
     return says_paris(row["answer"]) or not says_paris(row["decompressed"])
-
-
-def answers_as_it_should(row: dict[str, Any]) -> bool:
-    """Where only the decompressed model found its way into the answer: do both go on alike once they are in it?"""
-    opened = row.get("opened")
-    return found_by_both(row) or (
-        opened is not None and says_paris(opened["ours"]) and says_paris(opened["decompressed"])
-    )
 
 
 def _row(name: str, row: dict[str, Any], bf16: int) -> list[str]:
@@ -105,25 +98,15 @@ def _row(name: str, row: dict[str, Any], bf16: int) -> list[str]:
         f"{_megabytes(row['resident_bytes'])} ({row['resident_bytes'] / bf16:.0%})",
         f"{row['tokens_per_second']:.1f}",
         f"{row['over_bf16']:.2f}x",
-        _answer(row["answer"]) + ("" if found_by_both(row) else " *"),
+        _answer(row["answer"]),
         _answer(row["decompressed"]) + mark,
         _llmcompressor(row.get("llmcompressor")),
     ]
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
-    rows = results["presets"].values()
-    failures = {row.get("transformers_fails") for row in rows}
-    notes = [f"{mark} {text}" for failure, (mark, text) in _NOTES.items() if failure in failures]
-    if not all(map(found_by_both, rows)):
-        bf16 = results["bf16"]
-        notes.insert(
-            0,
-            "\\* Already in the unquantized model the first words `{}` and `{}` are {:.2f} logits apart, two steps of "
-            "bf16, and here the other one comes first. Once the answer is opened with `The capital of France is`, both "
-            "models go on with Paris.".format(*bf16["words"], bf16["margin"]),
-        )
-    return notes
+    failures = {row.get("transformers_fails") for row in results["presets"].values()}
+    return [f"{mark} {text}" for failure, (mark, text) in _NOTES.items() if failure in failures]
 
 
 def _answer(text: str) -> str:

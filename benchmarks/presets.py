@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from . import agreement, models
-from .preset_page import PAGE, RESULTS, found_by_both, render
+from .preset_page import PAGE, RESULTS, render
 from .timing import interleaved, ratio
 
 QUESTION = "What is the capital of France?"
-#: of the answer, given to both models where only one of them finds the first word
+#: of the answer, given to all: two first words are a tie in the unquantized model, and only one of them leads to Paris
 OPENING = "The capital of France is"
 #: tokens that are timed; the answer ends long before
 TOKENS = 16
@@ -63,9 +63,6 @@ def measure(
             row |= _decompressed(str(folder))
         if llmcompressor:
             row["llmcompressor"] = _compared(folder, LLMCOMPRESSOR / name) | {"versions": _versions(llmcompressor)}
-        whole = stored | row
-        if "answer" in whole and "decompressed" in whole:
-            row["opened"] = None if found_by_both(whole) else _opened(str(folder))
         _keep(name, row, list(PRESETS))
         print(name, {key: row[key] for key in _SHOWN if key in row}, flush=True)
         gc.collect()
@@ -120,18 +117,28 @@ class Decoder:
         return str(tokenizer.decode(tokens, skip_special_tokens=True)).strip()
 
 
+def _asked(tokenizer: Any) -> Any:
+    """[1, T]: the question, and how the answer begins."""
+    import torch
+
+    from quantdispatch.engines.generate import encode
+
+    opening = tokenizer(OPENING, return_tensors="pt", add_special_tokens=False).input_ids
+    return torch.cat([encode(tokenizer, QUESTION), opening], dim=1)
+
+
 def _ours(folder: str) -> dict[str, Any]:
     """Loaded, verified, and decoding beside the unquantized model."""
     import quantdispatch
     from quantdispatch.cli.verify import passes
-    from quantdispatch.engines.generate import encode, load_tokenizer
+    from quantdispatch.engines.generate import load_tokenizer
     from quantdispatch.engines.tensors import resident_bytes
     from quantdispatch.engines.verify import verify
 
     rows = verify(folder)
     model = quantdispatch.load(folder)
     tokenizer = load_tokenizer(folder)
-    ids = encode(tokenizer, QUESTION)
+    ids = _asked(tokenizer)
     ours, bf16 = Decoder(model, ids), Decoder(_unquantized(), ids)
     seconds = interleaved({"ours": ours.step, "bf16": bf16.step}, TOKENS)
     return {
@@ -144,7 +151,7 @@ def _ours(folder: str) -> dict[str, Any]:
         "tokens_per_second": 1 / statistics.median(seconds["ours"]),
         "bf16_tokens_per_second": 1 / statistics.median(seconds["bf16"]),
         "over_bf16": ratio(seconds["bf16"], seconds["ours"]),
-        "answer": ours.text(tokenizer),
+        "answer": _our_answer(folder, ids, tokenizer),
     }
 
 
@@ -157,18 +164,12 @@ def _unquantized() -> Any:
 
 
 def _bf16() -> dict[str, Any]:
-    import torch
-
-    from quantdispatch.engines.generate import encode, load_tokenizer
+    from quantdispatch.engines.generate import load_tokenizer
     from quantdispatch.engines.tensors import resident_bytes
 
     tokenizer = load_tokenizer(str(models.folder("bf16")))
-    ids = encode(tokenizer, QUESTION)
-    with torch.inference_mode():
-        best = _unquantized()(ids).logits[0, -1].float().topk(2)
+    ids = _asked(tokenizer)
     return {
-        "margin": float(best.values[0] - best.values[1]),
-        "words": [tokenizer.decode(int(token)) for token in best.indices],
         "resident_bytes": resident_bytes(_unquantized()),
         "answer": _answer(_unquantized(), ids, tokenizer),
     }
@@ -181,18 +182,27 @@ def _answer(model: Any, ids: Any, tokenizer: Any) -> str:
     return decoder.text(tokenizer)
 
 
+def _our_answer(folder: str, ids: Any, tokenizer: Any) -> str:
+    """In fp32, where it is a matter of the quantization, and not of the luck of one more rounding in each layer."""
+    import torch
+
+    import quantdispatch
+
+    return _answer(quantdispatch.load(folder, dtype=torch.float32), ids, tokenizer)
+
+
 def _decompressed(folder: str) -> dict[str, Any]:
-    from quantdispatch.engines.generate import encode, load_tokenizer
+    from quantdispatch.engines.generate import load_tokenizer
 
     tokenizer = load_tokenizer(folder)
-    answer, failure = _their_answer(folder, encode(tokenizer, QUESTION), tokenizer)
+    answer, failure = _their_answer(folder, _asked(tokenizer), tokenizer)
     return {"decompressed": answer, **({"transformers_fails": failure} if failure else {})}
 
 
 def _their_answer(folder: str, ids: Any, tokenizer: Any) -> tuple[str, str | None]:
-    """Of the model that transformers and compressed-tensors make of the same files: bf16 weights, and inputs rounded by
-    compressed-tensors in each call. Where that fails, for the reason returned, of the same weights with inputs left
-    alone."""
+    """Of the model that transformers and compressed-tensors make of the same files, run in fp32: decompressed weights,
+    and inputs rounded by compressed-tensors in each call. Where transformers fails, for the reason returned, the model
+    has both from compressed-tensors itself, but for inputs in groups, which that cannot round."""
     import torch
     from loguru import logger
     from transformers import AutoModelForCausalLM
@@ -200,26 +210,39 @@ def _their_answer(folder: str, ids: Any, tokenizer: Any) -> tuple[str, str | Non
     logger.disable("compressed_tensors")
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
-        return _answer(model, ids, tokenizer), None
+        with torch.no_grad():
+            model(ids)  # it decompresses in its first call, into bf16
+        # transformers will not do that for a quantized model
+        return _answer(torch.nn.Module.float(model), ids, tokenizer), None
     except RuntimeError as error:
         failure = next((why for part, why in FAILURES.items() if part in str(error)), None)
         if failure is None:
             raise
-    return _answer(agreement.decompressed(folder), ids, tokenizer), failure
+    model = agreement.decompressed(folder).float()
+    if failure != FAILURES["unflatten"]:
+        _round_inputs(model, folder)
+    return _answer(model, ids, tokenizer), failure
 
 
-def _opened(folder: str) -> dict[str, str]:
-    """How our model and transformers' go on after :data:`OPENING`."""
-    import torch
+def _round_inputs(model: Any, folder: str) -> None:
+    """Dynamic ones, by compressed-tensors."""
+    from compressed_tensors.quantization import QuantizationArgs
+    from compressed_tensors.quantization.lifecycle.forward import fake_quantize
+    from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
     import quantdispatch
-    from quantdispatch.engines.generate import encode, load_tokenizer
 
-    tokenizer = load_tokenizer(folder)
-    opening = tokenizer(OPENING, return_tensors="pt", add_special_tokens=False).input_ids
-    ids = torch.cat([encode(tokenizer, QUESTION), opening], dim=1)
-    ours = _answer(quantdispatch.load(folder), ids, tokenizer)
-    return {"ours": ours, "decompressed": _their_answer(folder, ids, tokenizer)[0]}
+    def rounding(args: Any) -> Any:
+        def round_input(module: Any, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            return (fake_quantize(given[0], *compute_dynamic_scales_and_zp(given[0], args, module), args),)
+
+        return round_input
+
+    fields = {"num_bits", "type", "symmetric", "strategy", "dynamic"}
+    for name, layer in quantdispatch.plan(folder).layers.items():
+        if layer.inputs is not None:
+            args = QuantizationArgs(**layer.inputs.model_dump(include=fields))
+            model.get_submodule(name).register_forward_pre_hook(rounding(args))
 
 
 def _write_with_llmcompressor(names: list[str], python: str) -> None:

@@ -98,17 +98,17 @@ def test_enough_of_them_know_the_capital() -> None:
     assert len(right) > len(PRESETS) / 2 and says_paris(_results()["bf16"]["answer"])
 
 
-def test_what_only_one_model_finds_is_asked_again() -> None:
-    found = {"answer": "Paris it is", "decompressed": "Paris"}
-    lost = {"answer": "La France", "decompressed": "La femme"}
-    only_theirs = {"answer": "La France", "decompressed": "Paris"}
-    assert all(map(answers_as_it_should, (found, lost, found | {"decompressed": "La femme"})))
-    assert not answers_as_it_should(only_theirs) and not answers_as_it_should(only_theirs | {"opened": None})
-    assert answers_as_it_should(only_theirs | {"opened": {"ours": "Paris.", "decompressed": "Paris, France."}})
-    assert not answers_as_it_should(only_theirs | {"opened": {"ours": "Lyon.", "decompressed": "Paris."}})
-    # a tie in the unquantized model may fall the other way now and then, and no more
-    opened = [name for name, row in _results()["presets"].items() if row["opened"] is not None]
-    assert len(opened) <= 3 and _results()["bf16"]["margin"] < 0.5
+@pytest.mark.parametrize(
+    ("ours", "theirs", "right"),
+    [
+        ("Paris it is", "Paris", True),
+        ("Paris it is", "a city", True),
+        ("a city", "a city", True),
+        ("a city", "Paris", False),
+    ],
+)
+def test_what_only_the_decompressed_model_finds_is_wrong(ours: str, theirs: str, right: bool) -> None:
+    assert answers_as_it_should({"answer": ours, "decompressed": theirs}) is right
 
 
 # -- a few of them again
