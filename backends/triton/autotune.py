@@ -1,9 +1,9 @@
 """Measured configs, kept in a file from one process to the next.
 
-Nothing is measured behind anyone's back: a product only looks (:mod:`.tuning`); ``quantdispatch bench --tune`` and
-``benchmarks/gpu_check.py`` measure. The file's key holds all that a figure depends on: the form of the entries,
-Triton's version, the sources of the kernels, and the device's name and capability; an entry's, the family of kernels,
-the shape and the format.
+Nothing is measured behind anyone's back: a product only looks (:mod:`.tuning`); :func:`.tuning.tune` measures a call
+that it is given, and ``benchmarks/gpu_check.py`` those of its layers. The file's key holds all that a figure depends
+on: the form of the entries, Triton's version, the sources of the kernels, and the device's name and capability; an
+entry's, the family of kernels, the shape and the format.
 """
 
 from __future__ import annotations
