@@ -17,9 +17,9 @@ N, K = 4096, 4096
 _NONE: Mapping[str, Any] = {"triton": None, "vllm": None, "sglang": None, "humming-kernels": None, "torch": "2.11.0"}
 #: what is installed beside torch 2.11, as a heading says it
 ENVIRONMENTS: Mapping[str, Mapping[str, Any]] = {
-    "Triton 3.6 alone": {**_NONE, "triton": "3.6.0"},
-    "Triton 3.6 and vLLM 0.32": {**_NONE, "triton": "3.6.0", "vllm": "0.32.0"},
-    "Triton 3.6 and SGLang 0.5.23": {**_NONE, "triton": "3.6.0", "sglang": "0.5.23"},
+    "Triton 3.9 alone": {**_NONE, "triton": "3.9.0"},
+    "Triton 3.9 and vLLM 0.32": {**_NONE, "triton": "3.9.0", "vllm": "0.32.0"},
+    "Triton 3.9 and SGLang 0.5.23": {**_NONE, "triton": "3.9.0", "sglang": "0.5.23"},
 }
 
 
@@ -90,7 +90,7 @@ def gpu_page(registry: Registry) -> Iterator[str]:
         f"The kernel of each scheme on each GPU, for a linear layer of {N} x {K} that decodes (one row a call), in",
         "bfloat16, on sm75 in float16. **Not yet run on a GPU**: the choice is made from requirements, which say what",
         "the kernels are compiled for; that they compute rightly is tested in Triton's interpreter and on stand-ins",
-        "for Marlin's ops. `quantdispatch explain SOURCE --device cuda:sm90 --assume triton=3.6.0` gives the same for",
+        "for Marlin's ops. `quantdispatch explain SOURCE --device cuda:sm90 --assume triton=3.9.0` gives the same for",
         "a checkpoint, with the reasons for every other kernel.",
         "",
         "A star: the kernel deviates, and leaves inputs unquantized. `reference` works everywhere, slowly.",

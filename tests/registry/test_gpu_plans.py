@@ -17,7 +17,7 @@ from quantdispatch.registry.values import ABSENT, UNKNOWN
 HERE = Path(__file__).parents[1] / "data" / "configs"
 SHARED = Path(__file__).parents[3] / "shared" / "configs"
 CONFIGS = sorted({path.name: path for folder in (HERE, SHARED) for path in folder.glob("*.json")}.values())
-ASSUMED = {"torch": "2.11.0", "triton": "3.6.0", "vllm": "0.32.0", "sglang": None}
+ASSUMED = {"torch": "2.11.0", "triton": "3.9.0", "vllm": "0.32.0", "sglang": None}
 INT4: dict[str, Any] = {
     "quantization_config": {
         "quant_method": "compressed-tensors",
@@ -90,7 +90,8 @@ def test_explain_says_it_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
     [
         ("cuda:sm75", ASSUMED, "family is sm75"),
         ("cuda:sm90", {**ASSUMED, "triton": None}, "version.triton is absent"),
-        ("cuda:sm90", {**ASSUMED, "triton": "3.5.1"}, "version.triton is 3.5, requires 3.6"),
+        ("cuda:sm90", {**ASSUMED, "triton": "3.5.1"}, "version.triton is 3.5, requires 3.8"),
+        ("cuda:sm100", {**ASSUMED, "triton": "3.7.1"}, "version.triton is 3.7, requires 3.8"),
         ("cpu", ASSUMED, "device is cpu"),
     ],
 )
