@@ -106,6 +106,7 @@ class DequantLinear(CpuLinear):
 
     def _narrow(self, rows: int) -> bool:
         """Multiply in bf16? For many rows of bf16 on a processor with bf16 instructions, else in fp32. Codes, less
-        their zero points too, are exact in bf16; inputs with group scales of their own are not."""
-        exact = self.inputs is None or self.inputs.strategy != "group"
+        their zero points too, are exact in bf16; inputs with group scales of their own are not. A result that is
+        rounded to bf16 is another one to outputs that are quantized."""
+        exact = (self.inputs is None or self.inputs.strategy != "group") and self.outputs is None
         return self.dtype == torch.bfloat16 and rows >= MANY_ROWS and exact and NATIVE_BF16

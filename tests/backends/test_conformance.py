@@ -58,7 +58,7 @@ class TestCpuNativeInt8Allowed(Cpu):
 
 class TestCpuNativeDense(Cpu):
     kernels = ("cpu/native_dense",)
-    capabilities = {"dense", "experts", "bias", "odd-shapes", "bfloat16", "repeatable", "threads"}
+    capabilities = {"dense", "bias", "odd-shapes", "bfloat16", "repeatable", "threads"}
     most_layers = 8
 
 

@@ -23,7 +23,6 @@ import shutil
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +146,12 @@ def command_of(case: Case, path: Path) -> list[str]:
     return [command, *(argument.replace("{path}", str(path)) for argument in given if argument)]
 
 
+def _forget_library() -> None:
+    """It looks at its variable when it is opened, and many modules have its functions by name."""
+    library.load.cache_clear()
+    library._open.cache_clear()
+
+
 @contextmanager
 def surroundings(case: Case, path: Path, patch: pytest.MonkeyPatch) -> Iterator[None]:
     """Variables, packages that are missing and plugins that are installed, as a row says."""
@@ -155,9 +160,13 @@ def surroundings(case: Case, path: Path, patch: pytest.MonkeyPatch) -> Iterator[
     for package in case.get("missing", []):
         patch.setitem(__import__("sys").modules, package, None)
     if "QUANTDISPATCH_ISA" in case.get("environment", {}):
-        patch.setattr(library, "load", cache(library.load.__wrapped__))
-        patch.setattr(library, "_open", cache(library._open.__wrapped__))
         patch.setattr(kernels, "_probed", {})
+        _forget_library()
+        try:
+            yield
+        finally:
+            _forget_library()
+        return
     if "plugin" not in case:
         yield
         return

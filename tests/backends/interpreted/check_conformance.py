@@ -25,5 +25,5 @@ class TestTritonQuantizedInputs(BackendConformance):
     most_samples = 1
     capabilities = {
         *("bfloat16", "float16", "bias", "blocks", "experts", "float-weights", "odd-shapes", "zero-points"),
-        *("dynamic-inputs", "static-inputs", "quantized-outputs"),
+        *("dynamic-inputs", "static-inputs", "quantized-outputs", "fused-experts"),
     }
