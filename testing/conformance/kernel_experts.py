@@ -28,7 +28,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 #: of the tolerance of one product: hidden values are rounded too, and quantized ones fall on either side of a step
-_ROUNDED, _QUANTIZED = 3, 12
+_ROUNDED, _QUANTIZED = 3, 16
 
 
 @dataclass
